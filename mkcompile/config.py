@@ -1,0 +1,111 @@
+"""All settings. This is the only module that reads the environment.
+
+`Settings` is what a process has (folders, caps, deadlines); `Options` is what one `torch.compile` call asks for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Literal, get_args
+
+from mkcompile.errors import OptionError
+
+FusePolicy = Literal["auto", "always", "never"]
+OPTION_PREFIX = "mkernel."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Per-process settings, each from one environment variable `MKCOMPILE_<NAME>`.
+
+    Units: `arena_bytes` bytes a group; `timeout_s` seconds (0: the process group's own timeout); `sm_reserve` SMs.
+    """
+
+    cache_dir: Path = Path("~/.cache/mkcompile")
+    arena_bytes: int = 1 << 30
+    timeout_s: float = 0.0
+    sm_reserve: int = 4
+    trace: bool = False
+    kernels: bool = True
+    log_level: str = "WARNING"
+
+    def __post_init__(self) -> None:
+        for name in ("arena_bytes", "timeout_s", "sm_reserve"):
+            if getattr(self, name) < 0:
+                raise OptionError(f"MKCOMPILE_{name.upper()} must not be negative, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What one compile asks for: `options={"mkernel.<name>": value}`.
+
+    `fuse`: `auto` fuses where the planner predicts a gain, `always` wherever it is legal, `never` nowhere.
+    `topology`: `probe`, or the name of a preset of `mkcompile.plan.topology`.
+    """
+
+    fuse: FusePolicy = "auto"
+    topology: str = "probe"
+
+    def __post_init__(self) -> None:
+        if self.fuse not in get_args(FusePolicy):
+            raise OptionError(f"mkernel.fuse must be one of {', '.join(get_args(FusePolicy))}; got {self.fuse!r}")
+        if not isinstance(self.topology, str):
+            raise OptionError(f"mkernel.topology must be a name, got {type(self.topology).__name__}")
+
+
+def _parse(name: str, text: str, kind: type) -> object:
+    if kind is bool:
+        lowered = text.strip().lower()
+        if lowered in ("1", "true", "yes", "on"):
+            return True
+        if lowered in ("0", "false", "no", "off", ""):
+            return False
+        raise OptionError(f"{name} must be 0 or 1, got {text!r}")
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise OptionError(f"{name} must be {kind.__name__}, got {text!r}") from error
+
+
+def read_settings(environment: Mapping[str, str]) -> Settings:
+    """Settings from `MKCOMPILE_*` variables; an unknown one is an error that lists the valid ones."""
+    defaults = Settings()
+    known = {f"MKCOMPILE_{field.name.upper()}": field.name for field in fields(Settings)}
+    given = {name: text for name, text in environment.items() if name.startswith("MKCOMPILE_")}
+    for name in given:
+        if name not in known:
+            raise OptionError(f"unknown setting {name}; valid: {', '.join(sorted(known))}")
+    values = {
+        known[name]: _parse(name, text, Path if known[name] == "cache_dir" else type(getattr(defaults, known[name])))
+        for name, text in given.items()
+    }
+    settings = replace(defaults, **values)  # type: ignore[arg-type]
+    return replace(settings, cache_dir=settings.cache_dir.expanduser())
+
+
+@cache
+def settings() -> Settings:
+    """The settings of this process, read once."""
+    return read_settings(os.environ)
+
+
+def split_options(options: Mapping[str, object] | None) -> tuple[Options, dict[str, object]]:
+    """Our options, and the rest (Inductor's).
+
+    Raises: OptionError for an unknown `mkernel.` name, with the valid ones.
+    """
+    ours: dict[str, object] = {}
+    theirs: dict[str, object] = {}
+    valid = [field.name for field in fields(Options)]
+    for name, value in (options or {}).items():
+        if not name.startswith(OPTION_PREFIX):
+            theirs[name] = value
+        elif name.removeprefix(OPTION_PREFIX) in valid:
+            ours[name.removeprefix(OPTION_PREFIX)] = value
+        else:
+            raise OptionError(f"unknown option {name!r}; valid: {', '.join(OPTION_PREFIX + v for v in valid)}")
+    return Options(**ours), theirs  # type: ignore[arg-type]

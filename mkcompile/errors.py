@@ -1,0 +1,72 @@
+"""Every failure that mkcompile raises on purpose, one class for each thing that a caller can act on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class MkcompileError(Exception):
+    """Base of all errors of this package."""
+
+
+class OptionError(MkcompileError, ValueError):
+    """A setting, environment variable or `mkernel.*` option that does not exist or has a bad value."""
+
+
+class OperatorInputError(MkcompileError, ValueError):
+    """An operator was called with arguments that it can't take; raised before anything is launched."""
+
+
+class GroupError(MkcompileError, ValueError):
+    """A process group that does not exist, that this rank is not in, or that has the wrong size."""
+
+
+class PlanMismatchError(MkcompileError, RuntimeError):
+    """Ranks of one group came to the same launch with different plans, or some never came."""
+
+
+class UnsupportedDeviceError(MkcompileError, RuntimeError):
+    """The device, driver or toolchain can't run the fused kernels; the reference path still can."""
+
+
+class CompileError(MkcompileError, RuntimeError):
+    """A kernel source did not compile; the message carries the compiler's log."""
+
+
+class WorkspaceError(MkcompileError, RuntimeError):
+    """A symmetric workspace can't be made or grown: cap reached, or growth during CUDA graph capture."""
+
+
+class LaunchOrderError(MkcompileError, RuntimeError):
+    """A launch found its workspace in use by another launch that has not finished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitReport:
+    """What a bounded wait saw when its deadline passed.
+
+    Units: `waited_s` seconds; `expected` and `seen` are epoch values of the flag.
+    """
+
+    operator: str
+    rank: int
+    peer: int
+    role: str
+    tile: int
+    expected: int
+    seen: int
+    waited_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.operator}: rank {self.rank} ({self.role}) waited {self.waited_s:.1f} s for rank {self.peer}, "
+            f"tile {self.tile}: expected epoch {self.expected}, saw {self.seen}"
+        )
+
+
+class PeerTimeoutError(MkcompileError, TimeoutError):
+    """A peer did not arrive within the deadline; `report` says who waited for whom and for what."""
+
+    def __init__(self, report: WaitReport) -> None:
+        super().__init__(str(report))
+        self.report = report

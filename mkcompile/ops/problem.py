@@ -1,0 +1,70 @@
+"""`Problem`: the size of one operator call, as the planner and the kernels see it; and its FLOPs and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import prod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One fused site, with nothing in it that depends on the rank.
+
+    Shapes: the GEMM part is [m, k] x [k, n]; `m` counts all rows of the GEMM that this rank computes
+    (for all-gather GEMMs the gathered rows), `k` is the sum over the GEMMs that are added up, `n` the sum over
+    the weights that share one gathered input. `m` is 0 where it is symbolic at compile time.
+    `outer` is the product of the dimensions before the scattered or gathered one (1: one contiguous slice a rank).
+    Units: `dtype_bytes` bytes an element.
+    """
+
+    operator: str
+    m: int
+    n: int
+    k: int
+    world_size: int
+    dtype: str
+    dtype_bytes: int
+    outer: int = 1
+    num_gemms: int = 1
+    dim: str = "rows"
+    weight_layout: str = "nk"
+    has_bias: bool = False
+    reduce_op: str = "sum"
+    hidden: int = 0
+    activation: str = ""
+    gated: bool = False
+    returns_gathered: bool = False
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise ValueError(f"world_size must be at least 1, got {self.world_size}")
+        if min(self.m, self.n, self.k) < 0:
+            raise ValueError(f"sizes must not be negative, got m={self.m} n={self.n} k={self.k}")
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of this rank (2 for a multiply-add)."""
+        if self.hidden:
+            ups = 2 if self.gated else 1
+            return 2 * self.m * self.hidden * (ups * self.k + self.n)
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that each rank must send to others at least (ring or direct exchange, two-shot all-reduce)."""
+        share = (self.world_size - 1) / self.world_size
+        out_bytes = self.m * self.n * self.dtype_bytes
+        in_bytes = self.m * self.k * self.dtype_bytes
+        if self.operator == "all_gather_gemm":
+            return int(in_bytes * share)
+        return int(out_bytes * share * (2 if self.operator == "gemm_all_reduce" else 1))
+
+    def key(self) -> str:
+        """A name for everything but `m`: equal on all ranks, stable between processes and versions of Python."""
+        values = [f"{name}={value}" for name, value in asdict(self).items() if name != "m"]
+        return ",".join(values)
+
+
+def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
+    """[..., C] as [R, C]."""
+    return prod(shape[:-1]), shape[-1]
