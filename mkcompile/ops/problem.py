@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from math import prod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +12,7 @@ class Problem:
     Shapes: the GEMM part is [m, k] x [k, n]; `m` counts all rows of the GEMM that this rank computes
     (for all-gather GEMMs the gathered rows), `k` is the sum over the GEMMs that are added up, `n` the sum over
     the weights that share one gathered input. `m` is 0 where it is symbolic at compile time.
+    An FFN's `k` and `n` are its input and output features and `hidden` the features between, on this rank.
     `outer` is the product of the dimensions before the scattered or gathered one (1: one contiguous slice a rank).
     Units: `dtype_bytes` bytes an element.
     """
@@ -34,6 +34,8 @@ class Problem:
     activation: str = ""
     gated: bool = False
     returns_gathered: bool = False
+    gathers: bool = False
+    scatters: bool = False
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -52,19 +54,17 @@ class Problem:
     @property
     def sent_bytes(self) -> int:
         """Bytes that each rank must send to others at least (ring or direct exchange, two-shot all-reduce)."""
-        share = (self.world_size - 1) / self.world_size
         out_bytes = self.m * self.n * self.dtype_bytes
         in_bytes = self.m * self.k * self.dtype_bytes
         if self.operator == "all_gather_gemm":
-            return int(in_bytes * share)
-        return int(out_bytes * share * (2 if self.operator == "gemm_all_reduce" else 1))
+            crossing = in_bytes
+        elif self.operator == "ffn":
+            crossing = (in_bytes if self.gathers else 0) + out_bytes * (1 if self.scatters else 2)
+        else:
+            crossing = out_bytes * (2 if self.operator == "gemm_all_reduce" else 1)
+        return crossing * (self.world_size - 1) // self.world_size
 
     def key(self) -> str:
         """A name for everything but `m`: equal on all ranks, stable between processes and versions of Python."""
         values = [f"{name}={value}" for name, value in asdict(self).items() if name != "m"]
         return ",".join(values)
-
-
-def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
-    """[..., C] as [R, C]."""
-    return prod(shape[:-1]), shape[-1]

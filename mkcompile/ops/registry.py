@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -13,74 +13,79 @@ from mkcompile.ops.problem import Problem
 LIBRARY = torch.library.Library("mkcompile", "DEF")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
-    """One operator: its schema in torch's schema language, and plain functions over the schema's arguments.
+class Call(Protocol):
+    """One call of an operator: a frozen dataclass whose fields are the schema's arguments, in order.
 
-    `reference` computes it with ATen and functional collectives on any device; `fake` gives shapes only;
-    `check` raises OperatorInputError / GroupError; `problem` extracts the size that plans are made for.
+    `check` raises OperatorInputError or GroupError; `reference` computes the result with ATen and functional
+    collectives on any device; `fake` gives shapes only; `problem` is the size that plans are made for.
     """
 
-    name: str
-    schema: str
-    reference: Callable[..., Any]
-    fake: Callable[..., Any]
-    check: Callable[..., None]
-    problem: Callable[..., Problem]
+    NAME: ClassVar[str]
+    SCHEMA: ClassVar[str]
 
-    @property
-    def overload(self) -> torch._ops.OpOverload:
-        """`torch.ops.mkcompile.<name>.default`."""
-        overload: torch._ops.OpOverload = getattr(torch.ops.mkcompile, self.name).default
-        return overload
+    def check(self) -> None: ...
+    def reference(self) -> Any: ...
+    def fake(self) -> Any: ...
+    def problem(self) -> Problem: ...
 
 
-class Launcher(Protocol):
-    """The seam to the runtime: called before every operator call that carries real tensors.
-
-    Returns the result, or None where the reference is to compute it.
-    """
-
-    def __call__(self, operator: Operator, args: tuple[Any, ...]) -> Any | None: ...
+Launcher = Callable[[Call], Any]
 
 
 @dataclass(slots=True)
 class _Registry:
-    operators: dict[str, Operator] = field(default_factory=dict)
+    calls: dict[str, type[Call]] = field(default_factory=dict)
     launcher: Launcher | None = None
 
 
 _REGISTRY = _Registry()
 
 
-def register(operator: Operator) -> Operator:
-    """Define `mkcompile::<name>` in torch, with its fake and its implementation for CPU and CUDA tensors."""
-    LIBRARY.define(operator.name + operator.schema, tags=(torch.Tag.pt2_compliant_tag,))
+def register(call_type: type[Call]) -> type[Call]:
+    """Class decorator: define `mkcompile::<NAME>` in torch, with its fake, for CPU and CUDA tensors."""
 
     def implementation(*args: Any) -> Any:
+        call = call_type(*args)
         launcher = _REGISTRY.launcher
-        result = launcher(operator, args) if launcher is not None else None
+        result = launcher(call) if launcher is not None else None
         if result is not None:
             return result
-        operator.check(*args)
-        return operator.reference(*args)
+        call.check()
+        return call.reference()
 
     def fake(*args: Any) -> Any:
-        operator.check(*args)
-        return operator.fake(*args)
+        call = call_type(*args)
+        call.check()
+        return call.fake()
 
-    LIBRARY.impl(operator.name, implementation, "CPU")
-    LIBRARY.impl(operator.name, implementation, "CUDA")
-    torch.library.register_fake(f"mkcompile::{operator.name}", fake, lib=LIBRARY)
-    _REGISTRY.operators[operator.name] = operator
-    return operator
+    LIBRARY.define(call_type.NAME + call_type.SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(call_type.NAME, implementation, "CPU")
+    LIBRARY.impl(call_type.NAME, implementation, "CUDA")
+    torch.library.register_fake(f"mkcompile::{call_type.NAME}", fake, lib=LIBRARY)
+    _REGISTRY.calls[call_type.NAME] = call_type
+    return call_type
 
 
-def operators() -> dict[str, Operator]:
+def overload(call_type: type[Call]) -> torch._ops.OpOverload:
+    """`torch.ops.mkcompile.<NAME>.default`."""
+    found: torch._ops.OpOverload = getattr(torch.ops.mkcompile, call_type.NAME).default
+    return found
+
+
+def arguments(call: Call) -> tuple[Any, ...]:
+    """The call's fields in schema order."""
+    return tuple(getattr(call, one.name) for one in fields(call))  # type: ignore[arg-type]
+
+
+def call_types() -> dict[str, type[Call]]:
     """All registered operators by name."""
-    return dict(_REGISTRY.operators)
+    return dict(_REGISTRY.calls)
 
 
 def set_launcher(launcher: Launcher | None) -> None:
-    """Install (or with None remove) the runtime's launcher."""
+    """Install (or with None remove) the runtime's launcher.
+
+    It is given every call that carries real tensors, and returns the result, or None where the reference is to
+    compute it.
+    """
     _REGISTRY.launcher = launcher

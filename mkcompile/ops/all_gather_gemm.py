@@ -1,0 +1,126 @@
+"""All-gather + GEMMs on the gathered tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mkcompile.errors import OperatorInputError
+from mkcompile.ops import checks, collectives
+from mkcompile.ops._gemms import common_layout, dtype_name, static_size
+from mkcompile.ops.problem import Problem
+from mkcompile.ops.registry import register
+
+FORM_INPUT, FORM_TRANSPOSED, FORM_WEIGHT = 0, 1, 2
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class AllGatherGemm:
+    """Gather `x` along `dim` over the group, then one product for each weight.
+
+    Shapes: x [.., S, ..] on each rank -> gathered [.., world_size * S, ..], read as g [M, K] with K its last
+    dimension. `forms[i]` says what is made of w[i]: 0: g @ w ([K, N] -> [M, N]); 1: g^T @ w ([M, N] -> [K, N]);
+    2: w @ g ([N, M] -> [N, K]). A bias (form 0 only) is [N]. The result is the products in order, then the gathered
+    tensor where `return_gathered`.
+    """
+
+    NAME: ClassVar[str] = "all_gather_gemm"
+    SCHEMA: ClassVar[str] = (
+        "(Tensor x, Tensor[] w, Tensor?[] bias, int[] forms, int dim, bool return_gathered, int world_size, "
+        "str group, str plan_key) -> Tensor[]"
+    )
+
+    x: Tensor
+    w: Sequence[Tensor]
+    bias: Sequence[Tensor | None]
+    forms: Sequence[int]
+    dim: int
+    return_gathered: bool
+    world_size: int
+    group: str
+    plan_key: str
+
+    def _gathered_shape(self) -> list[int]:
+        return [size * self.world_size if i == self.dim else size for i, size in enumerate(self.x.shape)]
+
+    def check(self) -> None:
+        """Raises: OperatorInputError, GroupError."""
+        checks.check_tensor(self.NAME, "x", self.x)
+        checks.check_dim(self.NAME, self.dim, self.x.dim())
+        if not self.w or len({len(self.w), len(self.forms), len(self.bias)}) != 1:
+            raise OperatorInputError(
+                f"{self.NAME}: give one form and one bias (or None) for each weight and at least one weight; got "
+                f"{len(self.w)} weights, {len(self.forms)} forms, {len(self.bias)} biases"
+            )
+        for i in range(len(self.w)):
+            self._check_product(i)
+        checks.check_same(self.NAME, "input, weights and biases", [self.x, *self.w, *self.bias])
+        checks.check_not_meta(self.NAME, [self.x, *self.w, *self.bias])
+        checks.check_group(self.NAME, self.group, self.world_size)
+
+    def _check_product(self, i: int) -> None:
+        weight, form, bias = self.w[i], self.forms[i], self.bias[i]
+        checks.check_tensor(self.NAME, f"w[{i}]", weight, 2)
+        if form not in (FORM_INPUT, FORM_TRANSPOSED, FORM_WEIGHT):
+            raise OperatorInputError(f"{self.NAME}: form {form} of w[{i}] is not 0, 1 or 2")
+        shape = self._gathered_shape()
+        wanted = shape[-1] if form == FORM_INPUT else prod(shape[:-1])
+        inner = weight.shape[1] if form == FORM_WEIGHT else weight.shape[0]
+        if inner != wanted:
+            raise OperatorInputError(f"{self.NAME}: w[{i}] (form {form}) must have inner size {wanted}, got {inner}")
+        if bias is not None and (form != FORM_INPUT or tuple(bias.shape) != (weight.shape[1],)):
+            raise OperatorInputError(f"{self.NAME}: bias[{i}] must be [{weight.shape[1]}] and belong to form 0")
+
+    def reference(self) -> list[Tensor]:
+        """One all-gather, then the GEMMs by ATen."""
+        gathered = collectives.all_gather(self.x, self.dim, self.world_size, self.group)
+        gathered_MK = gathered.reshape(-1, gathered.shape[-1])
+        products = [_product(gathered_MK, *each) for each in zip(self.w, self.bias, self.forms, strict=True)]
+        return [*products, gathered] if self.return_gathered else products
+
+    def fake(self) -> list[Tensor]:
+        """Empty products, then an empty gathered tensor where it is returned."""
+        shape = self._gathered_shape()
+        rows, columns = prod(shape[:-1]), shape[-1]
+        products = []
+        for weight, form in zip(self.w, self.forms, strict=True):
+            if form == FORM_WEIGHT:
+                products.append(self.x.new_empty((weight.shape[0], columns)))
+            else:
+                products.append(self.x.new_empty((rows if form == FORM_INPUT else columns, weight.shape[1])))
+        return [*products, self.x.new_empty(shape)] if self.return_gathered else products
+
+    def problem(self) -> Problem:
+        """m gathered rows, n summed over the weights."""
+        shape = self._gathered_shape()
+        inputs = [weight for weight, form in zip(self.w, self.forms, strict=True) if form == FORM_INPUT]
+        widths = [w.shape[0 if form == FORM_WEIGHT else 1] for w, form in zip(self.w, self.forms, strict=True)]
+        return Problem(
+            operator=self.NAME,
+            m=static_size(prod(shape[:-1])),
+            n=sum(static_size(width) for width in widths),
+            k=static_size(shape[-1]),
+            world_size=self.world_size,
+            dtype=dtype_name(self.x),
+            dtype_bytes=self.x.element_size(),
+            outer=static_size(prod(shape[: self.dim])),
+            num_gemms=len(self.w),
+            dim="columns" if self.dim == self.x.dim() - 1 else "rows",
+            weight_layout=common_layout(inputs) if inputs else "other",
+            has_bias=any(one is not None for one in self.bias),
+            returns_gathered=self.return_gathered,
+        )
+
+
+def _product(gathered_MK: Tensor, weight: Tensor, bias: Tensor | None, form: int) -> Tensor:
+    if form == FORM_TRANSPOSED:
+        return torch.mm(gathered_MK.t(), weight)
+    if form == FORM_WEIGHT:
+        return torch.mm(weight, gathered_MK)
+    return torch.mm(gathered_MK, weight) if bias is None else torch.addmm(bias, gathered_MK, weight)

@@ -1,0 +1,58 @@
+"""What the references are made of: functional collectives, summed GEMMs, activations.
+
+All of them work on CPU tensors over gloo and on CUDA tensors over NCCL, and none of them mutates its input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_c10d = torch.ops._c10d_functional
+
+ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "silu")
+
+
+def all_reduce(x: Tensor, reduce_op: str, group: str) -> Tensor:
+    """Sum or average of `x` over the group, complete when it returns. Shapes: any, kept."""
+    return torch.ops._c10d_functional.wait_tensor(_c10d.all_reduce(x.contiguous(), reduce_op, group))
+
+
+def all_gather(x: Tensor, dim: int, world_size: int, group: str) -> Tensor:
+    """The ranks' tensors laid one after the other along `dim`. Shapes: [.., S, ..] -> [.., world_size * S, ..]."""
+    gathered = _c10d.wait_tensor(_c10d.all_gather_into_tensor(x.contiguous(), world_size, group))
+    if dim == 0:
+        return gathered
+    return torch.cat(gathered.chunk(world_size, 0), dim)
+
+
+def reduce_scatter(x: Tensor, dim: int, reduce_op: str, world_size: int, group: str) -> Tensor:
+    """This rank's slice along `dim` of the sum over the group. Shapes: [.., S, ..] -> [.., S / world_size, ..]."""
+    laid_out = x if dim == 0 else torch.cat(x.chunk(world_size, dim), 0)
+    scattered = _c10d.reduce_scatter_tensor(laid_out.contiguous(), reduce_op, world_size, group)
+    return _c10d.wait_tensor(scattered)
+
+
+def sum_of_gemms(x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+    """`sum_i x[i] @ w[i] + bias`, each product in the inputs' dtype. Shapes: x[i] [M, K_i], w[i] [K_i, N], bias [N]."""
+    out = torch.mm(x[0], w[0]) if bias is None else torch.addmm(bias, x[0], w[0])
+    for x_MK, w_KN in zip(x[1:], w[1:], strict=True):
+        out = out + torch.mm(x_MK, w_KN)
+    return out
+
+
+def activate(x: Tensor, activation: str) -> Tensor:
+    """The named activation, computed in fp32 for 16-bit inputs and rounded once, as torch does. Shapes: any, kept."""
+    if activation == "relu":
+        return torch.relu(x)
+    if activation == "relu2":
+        return torch.relu(x).square()
+    if activation == "gelu":
+        return torch.nn.functional.gelu(x)
+    if activation == "gelu_tanh":
+        return torch.nn.functional.gelu(x, approximate="tanh")
+    if activation == "silu":
+        return torch.nn.functional.silu(x)
+    raise ValueError(f"unknown activation {activation!r}; one of {', '.join(ACTIVATIONS)}")

@@ -1,0 +1,67 @@
+"""GEMM + all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from mkcompile.ops import checks, collectives
+from mkcompile.ops._gemms import common_layout, dtype_name, static_size
+from mkcompile.ops.problem import Problem
+from mkcompile.ops.registry import register
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class GemmAllReduce:
+    """`all_reduce(sum_i x[i] @ w[i] + bias)`.
+
+    Shapes: x[i] [M, K_i], w[i] [K_i, N] with any strides, bias [N] -> [M, N], the same on every rank. The bias is
+    this rank's share: it is added before the reduction, as by `addmm` in front of an all-reduce.
+    """
+
+    NAME: ClassVar[str] = "gemm_all_reduce"
+    SCHEMA: ClassVar[str] = (
+        "(Tensor[] x, Tensor[] w, Tensor? bias, str reduce_op, int world_size, str group, str plan_key) -> Tensor"
+    )
+
+    x: Sequence[Tensor]
+    w: Sequence[Tensor]
+    bias: Tensor | None
+    reduce_op: str
+    world_size: int
+    group: str
+    plan_key: str
+
+    def check(self) -> None:
+        """Raises: OperatorInputError, GroupError."""
+        checks.check_gemms(self.NAME, self.x, self.w, self.bias)
+        checks.check_reduce_op(self.NAME, self.reduce_op)
+        checks.check_group(self.NAME, self.group, self.world_size)
+
+    def reference(self) -> Tensor:
+        """GEMMs by ATen, then one all-reduce."""
+        return collectives.all_reduce(collectives.sum_of_gemms(self.x, self.w, self.bias), self.reduce_op, self.group)
+
+    def fake(self) -> Tensor:
+        """An empty [M, N]."""
+        return self.x[0].new_empty((self.x[0].shape[0], self.w[0].shape[1]))
+
+    def problem(self) -> Problem:
+        """m rows on every rank, k summed over the products."""
+        return Problem(
+            operator=self.NAME,
+            m=static_size(self.x[0].shape[0]),
+            n=static_size(self.w[0].shape[1]),
+            k=sum(static_size(x_MK.shape[1]) for x_MK in self.x),
+            world_size=self.world_size,
+            dtype=dtype_name(self.x[0]),
+            dtype_bytes=self.x[0].element_size(),
+            num_gemms=len(self.x),
+            weight_layout=common_layout(self.w),
+            has_bias=self.bias is not None,
+            reduce_op=self.reduce_op,
+        )

@@ -1,0 +1,63 @@
+"""What finders return: a `Match` or a `Refusal` for a collective, and the plain report that outlives the graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from mkcompile.ops.problem import Problem
+from mkcompile.ops.registry import Call
+from mkcompile.passes.reason import Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """An old node that the fused operator computes: its result number `index`, read as the old node's shape.
+
+    `index` is None for operators that return a single tensor.
+    """
+
+    node: fx.Node
+    index: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """A site that can be fused.
+
+    `call` is the operator's call with graph nodes in the places of tensors (and of symbolic sizes); `collectives` are
+    the collective nodes that it covers; `problem` comes from the nodes' fake values.
+    """
+
+    call: Call
+    outputs: tuple[Output, ...]
+    collectives: tuple[fx.Node, ...]
+    problem: Problem
+    saving_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A collective that stays as it is. `detail` names the node or size that decided it."""
+
+    collective: fx.Node
+    reason: Reason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What became of one collective, with nothing of the graph in it.
+
+    `operator` is the fused operator's name, or None with a `reason`.
+    """
+
+    collective: str
+    kind: str
+    group: str
+    shape: tuple[str, ...]
+    operator: str | None = None
+    reason: Reason | None = None
+    detail: str = ""
+    problem: Problem | None = None
