@@ -1,0 +1,51 @@
+# Two commands: `make demo` and `make test`. Both make .venv ready first.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+REPORTS := build
+
+.PHONY: demo test test-all test-gpu bench bench-models lint setup clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo      compile two models on two ranks, explain what was fused, compare with eager and Inductor"
+	@echo "make test      everything that needs no GPU"
+	@echo "make test-all  the wide matrices and other torch versions too"
+	@echo "make test-gpu  kernels on one or two GPUs"
+	@echo "make bench     operators on two GPUs against cuBLAS+NCCL and torch's symmetric memory"
+
+$(VENV)/.ready: tools/setup.py pyproject.toml tools/constraints.txt
+	@$(PYTHON) tools/setup.py --venv $(VENV)
+
+setup: $(VENV)/.ready
+
+demo: $(VENV)/.ready
+	@$(PY) -m mkcompile demo --html $(REPORTS)/report.html
+
+lint: $(VENV)/.ready
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+test: $(VENV)/.ready
+	@$(PYTHON) tools/setup.py --venv $(VENV) --browser
+	@$(MAKE) --no-print-directory lint
+	@$(PY) -m pytest -m "not slow and not gpu and not gpu2" --durations 10
+	@$(PY) tools/receipt.py check
+
+test-all: $(VENV)/.ready
+	@$(MAKE) --no-print-directory test
+	@$(PY) -m pytest -m "slow and not gpu and not gpu2"
+	@$(PY) tools/other_torch.py
+
+test-gpu: $(VENV)/.ready
+	@$(PY) tools/receipt.py run
+
+bench: $(VENV)/.ready
+	@$(PY) -m mkcompile bench ops
+
+bench-models: $(VENV)/.ready
+	@$(PY) -m mkcompile bench models
+
+clean:
+	rm -rf $(REPORTS) dist
