@@ -1,0 +1,165 @@
+"""A graph as plain data: what is left of it once the compiler has gone on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from mkcompile.passes.graph import GEMMS, VIEWS, WAIT, aten, is_call, is_collective
+
+Role = Literal["input", "output", "gemm", "collective", "wait", "view", "fused", "attention", "other"]
+
+_GEMM_LIKE = (*GEMMS, aten.bmm.default, aten.baddbmm.default, aten._grouped_mm.default, aten._scaled_mm.default)
+_VIEW_LIKE = (*VIEWS, aten.permute.default, aten.expand.default, aten.slice.Tensor, aten.unsqueeze.default)
+_SHORT_DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int64": "i64"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """One node: its name, call, inputs by name, and the site it belongs to (None: to no site).
+
+    Units: `flops` floating-point operations; `moved_bytes` bytes read and written, each input and output once.
+    """
+
+    name: str
+    role: Role
+    call: str
+    arguments: str
+    inputs: tuple[str, ...]
+    shape: tuple[str, ...]
+    dtype: str
+    flops: int = 0
+    moved_bytes: int = 0
+    site: int | None = None
+
+    @property
+    def value(self) -> str:
+        """`bf16[2, 512, 8192]`, or an empty string for what is not a tensor."""
+        return f"{self.dtype}[{', '.join(self.shape)}]" if self.dtype else ""
+
+    def __str__(self) -> str:
+        left = f"{self.name}: {self.value}" if self.value else self.name
+        return f"{left} = {self.call}({self.arguments})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphView:
+    """A graph in order."""
+
+    nodes: tuple[NodeView, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(str(node) for node in self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def names(self) -> set[str]:
+        """The names of all nodes."""
+        return {node.name for node in self.nodes}
+
+    def coloured(self, site_of: dict[str, int]) -> GraphView:
+        """The same graph with nodes assigned to sites."""
+        return GraphView(nodes=tuple(replace(node, site=site_of.get(node.name)) for node in self.nodes))
+
+
+def short_dtype(dtype: torch.dtype) -> str:
+    """`bf16` for `torch.bfloat16`."""
+    name = str(dtype).removeprefix("torch.")
+    return _SHORT_DTYPES.get(name, name)
+
+
+def take(graph: fx.Graph) -> GraphView:
+    """The graph as it is now."""
+    return GraphView(nodes=tuple(_view(node) for node in graph.nodes))
+
+
+def _view(node: fx.Node) -> NodeView:
+    val = node.meta.get("val")
+    tensor = val if isinstance(val, torch.Tensor) else None
+    return NodeView(
+        name=node.name,
+        role=_role(node),
+        call=_call(node),
+        arguments=", ".join([*map(_text, node.args), *(f"{k}={_text(v)}" for k, v in node.kwargs.items())]),
+        inputs=tuple(one.name for one in node.all_input_nodes),
+        shape=() if tensor is None else tuple(str(size) for size in tensor.shape),
+        dtype="" if tensor is None else short_dtype(tensor.dtype),
+        flops=_flops(node),
+        moved_bytes=_moved_bytes(node),
+    )
+
+
+def _role(node: fx.Node) -> Role:
+    if node.op == "placeholder":
+        return "input"
+    if node.op == "output":
+        return "output"
+    if is_collective(node):
+        return "collective"
+    if is_call(node, WAIT):
+        return "wait"
+    if is_call(node, _GEMM_LIKE):
+        return "gemm"
+    if is_call(node, _VIEW_LIKE):
+        return "view"
+    namespace = node.target.namespace if isinstance(node.target, torch._ops.OpOverload) else ""
+    if namespace == "mkcompile":
+        return "fused"
+    return "attention" if "attention" in str(node.target) else "other"
+
+
+def _call(node: fx.Node) -> str:
+    if node.op in ("placeholder", "output"):
+        return node.op
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target).removesuffix(".default").removeprefix("_c10d_functional.")
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def _text(arg: Any) -> str:
+    if isinstance(arg, fx.Node):
+        return arg.name
+    if isinstance(arg, (list, tuple)):
+        return f"[{', '.join(map(_text, arg))}]"
+    return str(arg)
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    """A number for a size; a symbolic one counts as the example's size, one without an example as 1."""
+    if isinstance(size, int):
+        return size
+    return int(size.node.hint) if size.node.has_hint() else 1
+
+
+def _flops(node: fx.Node) -> int:
+    """2 m n k of a GEMM; attention and all else count as 0 here (they are timed by their bytes)."""
+    val = node.meta.get("val")
+    if not is_call(node, _GEMM_LIKE) or not isinstance(val, torch.Tensor):
+        return 0
+    left = node.args[1] if node.target in (aten.addmm.default, aten.baddbmm.default) else node.args[0]
+    if not isinstance(left, fx.Node):
+        return 0
+    flops = 2 * _hint(left.meta["val"].shape[-1])
+    for size in val.shape:
+        flops *= _hint(size)
+    return flops
+
+
+def _bytes_of(node: fx.Node) -> int:
+    val = node.meta.get("val")
+    if not isinstance(val, torch.Tensor):
+        return 0
+    count = val.element_size()
+    for size in val.shape:
+        count *= _hint(size)
+    return count
+
+
+def _moved_bytes(node: fx.Node) -> int:
+    if node.op in ("placeholder", "output"):
+        return 0
+    return _bytes_of(node) + sum(_bytes_of(one) for one in node.all_input_nodes)
