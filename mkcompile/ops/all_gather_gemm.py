@@ -16,7 +16,9 @@ from mkcompile.ops._gemms import common_layout, dtype_name, static_size
 from mkcompile.ops.problem import Problem
 from mkcompile.ops.registry import register
 
-FORM_INPUT, FORM_TRANSPOSED, FORM_WEIGHT = 0, 1, 2
+FORM_INPUT, FORM_TRANSPOSED, FORM_WEIGHT, FORM_WEIGHT_TRANSPOSED = range(4)
+_FORMS = range(4)
+_WEIGHTS_LEFT = (FORM_WEIGHT, FORM_WEIGHT_TRANSPOSED)
 
 
 @register
@@ -26,8 +28,8 @@ class AllGatherGemm:
 
     Shapes: x [.., S, ..] on each rank -> gathered [.., world_size * S, ..], read as g [M, K] with K its last
     dimension. `forms[i]` says what is made of w[i]: 0: g @ w ([K, N] -> [M, N]); 1: g^T @ w ([M, N] -> [K, N]);
-    2: w @ g ([N, M] -> [N, K]). A bias (form 0 only) is [N]. The result is the products in order, then the gathered
-    tensor where `return_gathered`.
+    2: w @ g ([N, M] -> [N, K]); 3: w @ g^T ([N, K] -> [N, M]). A bias (form 0 only) is [N]. The result is the products
+    in order, then the gathered tensor where `return_gathered`.
     """
 
     NAME: ClassVar[str] = "all_gather_gemm"
@@ -67,11 +69,11 @@ class AllGatherGemm:
     def _check_product(self, i: int) -> None:
         weight, form, bias = self.w[i], self.forms[i], self.bias[i]
         checks.check_tensor(self.NAME, f"w[{i}]", weight, 2)
-        if form not in (FORM_INPUT, FORM_TRANSPOSED, FORM_WEIGHT):
-            raise OperatorInputError(f"{self.NAME}: form {form} of w[{i}] is not 0, 1 or 2")
+        if form not in _FORMS:
+            raise OperatorInputError(f"{self.NAME}: form {form} of w[{i}] is not 0, 1, 2 or 3")
         shape = self._gathered_shape()
-        wanted = shape[-1] if form == FORM_INPUT else prod(shape[:-1])
-        inner = weight.shape[1] if form == FORM_WEIGHT else weight.shape[0]
+        wanted = shape[-1] if form in (FORM_INPUT, FORM_WEIGHT_TRANSPOSED) else prod(shape[:-1])
+        inner = weight.shape[1 if form in _WEIGHTS_LEFT else 0]
         if inner != wanted:
             raise OperatorInputError(f"{self.NAME}: w[{i}] (form {form}) must have inner size {wanted}, got {inner}")
         if bias is not None and (form != FORM_INPUT or tuple(bias.shape) != (weight.shape[1],)):
@@ -90,17 +92,18 @@ class AllGatherGemm:
         rows, columns = prod(shape[:-1]), shape[-1]
         products = []
         for weight, form in zip(self.w, self.forms, strict=True):
-            if form == FORM_WEIGHT:
-                products.append(self.x.new_empty((weight.shape[0], columns)))
-            else:
-                products.append(self.x.new_empty((rows if form == FORM_INPUT else columns, weight.shape[1])))
+            of_gathered = rows if form in (FORM_INPUT, FORM_WEIGHT_TRANSPOSED) else columns
+            is_left = form in _WEIGHTS_LEFT
+            products.append(
+                self.x.new_empty((weight.shape[0], of_gathered) if is_left else (of_gathered, weight.shape[1]))
+            )
         return [*products, self.x.new_empty(shape)] if self.return_gathered else products
 
     def problem(self) -> Problem:
         """m gathered rows, n summed over the weights."""
         shape = self._gathered_shape()
         inputs = [weight for weight, form in zip(self.w, self.forms, strict=True) if form == FORM_INPUT]
-        widths = [w.shape[0 if form == FORM_WEIGHT else 1] for w, form in zip(self.w, self.forms, strict=True)]
+        widths = [w.shape[0 if form in _WEIGHTS_LEFT else 1] for w, form in zip(self.w, self.forms, strict=True)]
         return Problem(
             operator=self.NAME,
             m=static_size(prod(shape[:-1])),
@@ -123,4 +126,6 @@ def _product(gathered_MK: Tensor, weight: Tensor, bias: Tensor | None, form: int
         return torch.mm(gathered_MK.t(), weight)
     if form == FORM_WEIGHT:
         return torch.mm(weight, gathered_MK)
+    if form == FORM_WEIGHT_TRANSPOSED:
+        return torch.mm(weight, gathered_MK.t())
     return torch.mm(gathered_MK, weight) if bias is None else torch.addmm(bias, gathered_MK, weight)
