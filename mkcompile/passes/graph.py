@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 aten = torch.ops.aten
+prims = torch.ops.prims
 c10d = torch.ops._c10d_functional
 
 ALL_REDUCE = (c10d.all_reduce.default,)
@@ -16,8 +17,20 @@ ALL_GATHER = (c10d.all_gather_into_tensor.default,)
 REDUCE_SCATTER = (c10d.reduce_scatter_tensor.default,)
 WAIT = (c10d.wait_tensor.default,)
 
-VIEWS = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
+# The same elements in the same row-major order, of another shape or in other memory; the source is argument 0.
+VIEWS = (
+    aten.reshape.default,
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
+    aten.clone.default,
+    aten.alias.default,
+)
 GEMMS = (aten.mm.default, aten.addmm.default)
+CAST = (prims.convert_element_type.default, aten._to_copy.default)
 
 
 def is_call(node: Any, targets: tuple[Any, ...]) -> bool:
@@ -46,6 +59,26 @@ def value(node: fx.Node) -> Tensor:
 def shape_of(node: fx.Node) -> tuple[Any, ...]:
     """The node's shape; symbolic sizes stay symbolic."""
     return tuple(value(node).shape)
+
+
+def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+    """An argument by position or by name, else the default."""
+    if len(node.args) > position:
+        return node.args[position]
+    return node.kwargs.get(name, default)
+
+
+def peel(node: fx.Node, targets: tuple[Any, ...] = VIEWS) -> fx.Node:
+    """The node behind a chain of views."""
+    while is_call(node, targets):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def world_size_of(group: str) -> int:
+    """The number of ranks in a named process group."""
+    size: int = torch.distributed.distributed_c10d._get_group_size_by_name(group)  # type: ignore[arg-type]
+    return size
 
 
 def only_user(node: fx.Node) -> fx.Node | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -22,8 +23,76 @@ class Reason(Enum):
     NO_GAIN = "the planner predicts no gain for this size; set mkernel.fuse='always' to fuse it all the same"
     DTYPE = "this dtype can't be fused; use bfloat16, float16 or float32"
     PRODUCT_USED_ELSEWHERE = "the product before the reduction is used elsewhere, so it has to exist unreduced"
+    OP_BETWEEN = (
+        "an operation between the product and the reduction does not commute with the reduction; "
+        "apply it after the collective if the result may change so"
+    )
+    ADDEND_NOT_GEMM = (
+        "something that is no product is added before the reduction; add it after the collective, divided accordingly"
+    )
+    BIAS_SHAPE = "only a bias of one value for each column can be fused; give it the shape [N]"
+    SEVERAL_BIASES = "several biases are added before one reduction; add them up first, or keep one"
+    GEMM_SCALED = "addmm with alpha or beta other than 1 can't be fused; scale the input or the bias instead"
+    GEMM_KIND = "batched, grouped and scaled products in front of a collective are not fused; use plain 2-D matmuls"
+    CAST_BEFORE_REDUCTION = (
+        "the product is cast to another dtype before the reduction; reduce in the product's own dtype and cast after it"
+    )
+    SCALE_MAY_OVERFLOW = (
+        "a float16 product is scaled down before the reduction, which protects the sum from overflow; "
+        "use bfloat16, or scale after the collective"
+    )
+    UNEQUAL_PRODUCTS = "the products that are added up differ in shape or dtype; give them the same rows and columns"
+    UNEVEN_SCATTER = "the ranks' slices have different sizes or are padded; make the size divisible by the group"
+    SCATTER_SHAPE = (
+        "the slices that are scattered are not blocks of rows or of columns of the product; "
+        "scatter along a dimension that the matmul leaves whole"
+    )
+    RESULT_UNUSED = "nothing uses the result of this collective; remove it"
+    USED_BEFORE_WAIT = (
+        "the collective's result is used otherwise than through one wait; wait once and use what that returns"
+    )
+    UNEVEN_GATHER = "the gathered shards are padded or cut to size; make the size divisible by the group"
+    GATHERED_IN_TWO_ORDERS = (
+        "the gathered tensor is used as gathered along two different dimensions; gather along one and transpose"
+    )
+    GATHER_REGROUPED = (
+        "the GEMM reads the gathered tensor with other columns than the shards have; "
+        "reshape the shard before the gather"
+    )
+    OP_BEFORE_GEMM = (
+        "an operation stands between the gather and the GEMM; "
+        "apply it to the shard, before the gather, if it works row by row"
+    )
+    GEMM_BEFORE_GATHER = (
+        "a GEMM makes what is gathered, and only GEMMs that read the gathered tensor are fused; "
+        "keep its output sharded if the next operation allows it"
+    )
+    PARAMETER_GATHER = (
+        "this gathers a parameter, as fully sharded data parallelism does, which prefetches it; nothing to do"
+    )
+    DEPENDENT_GEMMS = (
+        "the other operand of every GEMM that reads the gathered tensor is itself made from that tensor; nothing to do"
+    )
+    ACTIVATION_UNKNOWN = (
+        "the function between the two products of this feed-forward network is no known activation; "
+        "use relu, relu squared, gelu (erf or tanh) or silu, gated or not"
+    )
+    FFN_INPUTS_DIFFER = (
+        "the gate and up products of this feed-forward network read different inputs; give them the same input"
+    )
+    FFN_GATHER_GROUP = (
+        "the feed-forward network gathers over one group and reduces over another; use one group for both"
+    )
     DEPENDENCY_CYCLE = (
         "the GEMMs of this site depend on each other through other nodes; fusing them would make a cycle; "
         "compute the weights before the collective"
     )
     OVERLAPS_BETTER_SITE = "part of it belongs to another site whose predicted saving is larger"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """A reason, and the node or size that decided it."""
+
+    reason: Reason
+    detail: str = ""

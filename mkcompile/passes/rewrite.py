@@ -2,66 +2,121 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from operator import getitem
+from typing import Any
 
+import torch
 from torch import fx
+from torch.fx.traceback import NodeSource, NodeSourceAction
 
 from mkcompile.ops.registry import arguments, overload
 from mkcompile.passes.fake_call import to_values
 from mkcompile.passes.graph import aten, inputs_of, shape_of
 from mkcompile.passes.reason import Reason
-from mkcompile.passes.sizes import SizeNodes
 from mkcompile.passes.site import Match, Output
+from mkcompile.passes.sizes import SizeNodes, same_shape
+
+# What later passes, profilers and error messages read from a node; kept from the node that is replaced.
+KEPT_META = (
+    "stack_trace",
+    "nn_module_stack",
+    "source_fn_stack",
+    "seq_nr",
+    "custom",
+    "partitioner_tag",
+    "original_aten",
+)
 
 
-def apply(graph: fx.Graph, match: Match, plan_key: str, sizes: SizeNodes) -> Reason | None:
-    """Rewrite one match; a Reason where the graph does not allow it. Old nodes are left for dead-code elimination."""
-    call = replace(match.call, plan_key=plan_key)  # type: ignore[type-var]
-    args = arguments(call)
-    inputs = set(inputs_of(args))
-    outputs = [output.node for output in match.outputs]
-    deferred = _dependents_before(max(inputs), outputs)
-    if not inputs.isdisjoint(deferred):
-        return Reason.DEPENDENCY_CYCLE
-    anchor = max(*inputs, *outputs[:1])
-    with graph.inserting_after(anchor):
-        fused = graph.call_function(overload(type(call)), args)
-    fused.meta["val"] = fused.target(*(to_values(arg) for arg in args))  # type: ignore[operator]
-    last = fused
-    for output in match.outputs:
-        last = _replace(graph, fused, output, last, sizes)
-    for node in deferred:
-        last.append(node)
-        last = node
-    return None
+class Rewriter:
+    """Rewrites one graph, match after match; old nodes are left for dead-code elimination."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._sizes = SizeNodes(graph)
+        self._replaced: dict[fx.Node, fx.Node] = {}
+
+    def apply(self, match: Match, plan_key: str) -> Reason | None:
+        """Rewrite one match; a Reason where the graph does not allow it, which is then unchanged."""
+        call = replace(match.call, plan_key=plan_key)  # type: ignore[type-var]
+        args = self._current(arguments(call))
+        inputs = set(inputs_of(args))
+        outputs = [output.node for output in match.outputs]
+        deferred = _dependents_before(max(inputs), outputs)
+        if not inputs.isdisjoint(deferred):
+            return Reason.DEPENDENCY_CYCLE
+        anchor = max(*inputs, min(outputs))
+        stop = anchor.next
+        args = self._with_size_nodes(args, anchor)
+        with self._graph.inserting_before(stop):
+            fused = self._graph.call_function(overload(type(call)), args)
+            fused.meta["val"] = fused.target(*(to_values(arg) for arg in args))  # type: ignore[operator]
+            _keep_meta(fused, outputs[0])
+        last = fused
+        for output in match.outputs:
+            last = self._replace(fused, output, last)
+        for node in deferred:
+            last.append(node)
+            last = node
+        return None
+
+    def _current(self, arg: Any) -> Any:
+        """The argument with nodes that earlier rewrites replaced exchanged for what replaced them."""
+        if isinstance(arg, fx.Node):
+            while arg in self._replaced:
+                arg = self._replaced[arg]
+            return arg
+        if isinstance(arg, (list, tuple)):
+            return type(arg)(self._current(one) for one in arg)
+        return arg
+
+    def _with_size_nodes(self, arg: Any, after: fx.Node) -> Any:
+        """The argument with symbolic sizes exchanged for nodes; new ones are put behind `after`."""
+        if isinstance(arg, torch.SymInt):
+            return self._sizes.argument(arg, after)
+        if isinstance(arg, (list, tuple)):
+            return type(arg)(self._with_size_nodes(one, after) for one in arg)
+        return arg
+
+    def _replace(self, fused: fx.Node, output: Output, last: fx.Node) -> fx.Node:
+        """Route the old node's users to the fused result; returns the last node that was added."""
+        node = fused
+        if output.index is not None:
+            node = last = self._add(last, output.node, getitem, (fused, output.index))
+        wanted = shape_of(output.node)
+        if not same_shape(shape_of(node), wanted):
+            stop = last.next
+            sizes = [self._sizes.argument(size, stop.prev) for size in wanted]
+            node = last = self._add(stop.prev, output.node, aten.reshape.default, (node, sizes))
+        for old in output.after:
+            node = last = self._add(last, old, old.target, (node, *old.args[1:]))
+        output.node.replace_all_uses_with(node)
+        self._replaced[output.node] = node
+        return last
+
+    def _add(self, behind: fx.Node, like: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
+        with self._graph.inserting_after(behind):
+            node = self._graph.call_function(target, args)
+        node.meta["val"] = target(*(to_values(arg) for arg in args))
+        _keep_meta(node, like)
+        return node
 
 
-def _dependents_before(last_input: fx.Node, outputs: list[fx.Node]) -> dict[fx.Node, None]:
+def _keep_meta(node: fx.Node, old: fx.Node) -> None:
+    node.meta.update({name: old.meta[name] for name in KEPT_META if name in old.meta})
+    node.meta["from_node"] = [NodeSource(old, "mkcompile", NodeSourceAction.REPLACE)]
+
+
+def _dependents_before(last_input: fx.Node, outputs: Iterable[fx.Node]) -> dict[fx.Node, None]:
     """The nodes up to the last input that depend on an output, in graph order (a dict for its order)."""
     deferred: dict[fx.Node, None] = {}
     tainted = set(outputs)
-    node = min(outputs)
+    node = min(tainted)
     while node <= last_input:
         if node not in tainted and not tainted.isdisjoint(node.all_input_nodes):
             tainted.add(node)
             deferred[node] = None
         node = node.next
     return deferred
-
-
-def _replace(graph: fx.Graph, fused: fx.Node, output: Output, last: fx.Node, sizes: SizeNodes) -> fx.Node:
-    """Route the old node's users to the fused result; returns the last node that was added."""
-    node = fused
-    if output.index is not None:
-        with graph.inserting_after(last):
-            node = last = graph.call_function(getitem, (fused, output.index))
-        node.meta["val"] = fused.meta["val"][output.index]
-    wanted = shape_of(output.node)
-    if shape_of(node) != wanted:
-        source = node
-        with graph.inserting_after(last):
-            node = last = graph.call_function(aten.reshape.default, (source, sizes.arguments(output.node)))
-        node.meta["val"] = source.meta["val"].reshape(wanted)
-    output.node.replace_all_uses_with(node)
-    return last

@@ -15,11 +15,13 @@ from mkcompile.passes.reason import Reason
 class Output:
     """An old node that the fused operator computes: its result number `index`, read as the old node's shape.
 
-    `index` is None for operators that return a single tensor.
+    `index` is None for operators that return a single tensor. `after` are unary nodes (argument 0 is their input) that
+    are applied again to the result, in order: scalings that were moved behind a reduction.
     """
 
     node: fx.Node
     index: int | None
+    after: tuple[fx.Node, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +29,21 @@ class Match:
     """A site that can be fused.
 
     `call` is the operator's call with graph nodes in the places of tensors (and of symbolic sizes); `collectives` are
-    the collective nodes that it covers; `problem` comes from the nodes' fake values.
+    the collective nodes that it covers; `problem` comes from the nodes' fake values. `covers` are further nodes that
+    the operator computes (its GEMMs, activations): two matches that would compute one node twice exclude each other.
+    Symbolic sizes in `call` may be given as they are (SymInt); the rewrite finds or makes the nodes that hold them.
     """
 
     call: Call
     outputs: tuple[Output, ...]
     collectives: tuple[fx.Node, ...]
     problem: Problem
-    saving_s: float = 0.0
+    covers: tuple[fx.Node, ...] = ()
+
+    @property
+    def claims(self) -> set[fx.Node]:
+        """All nodes that only one site may compute."""
+        return {*self.collectives, *self.covers, *(output.node for output in self.outputs)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,33 +1,88 @@
-"""Symbolic sizes as graph nodes: which node already holds this size."""
+"""Sizes that may be symbolic: compare them without adding guards, and find or build graph nodes that hold them."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from mkcompile.passes.graph import shape_of
+from mkcompile.passes.graph import aten
+
+Size = int | torch.SymInt
+
+
+def expression(size: Size) -> sympy.Expr:
+    """The size as a sympy expression."""
+    return sympy.Integer(size) if isinstance(size, int) else size.node.expr
+
+
+def same_size(a: Size, b: Size) -> bool:
+    """Known to be equal, for every value of the symbols."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return expression(a) == expression(b) or bool(statically_known_true(a == b))
+
+
+def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """Known to be equal in every dimension."""
+    return len(a) == len(b) and all(same_size(x, y) for x, y in zip(a, b, strict=True))
 
 
 class SizeNodes:
-    """Finds, for each symbolic size, a node of the graph that computes it (the earliest one)."""
+    """For each symbolic size a node of the graph that holds it, made where there is none."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._by_expression: dict[Any, fx.Node] = {}
+        self._graph = graph
+        self._by_expression: dict[sympy.Expr, fx.Node] = {}
+        self._by_symbol: dict[sympy.Symbol, tuple[fx.Node, int]] = {}
         for node in graph.nodes:
             val = node.meta.get("val")
             if isinstance(val, torch.SymInt):
                 self._by_expression.setdefault(val.node.expr, node)
+            elif node.op == "placeholder" and isinstance(val, torch.Tensor):
+                self._note_symbols(node, val)
 
-    def argument(self, size: int | torch.SymInt) -> int | fx.Node | None:
-        """The size as an argument: an int, or the node that holds it, or None if no node does."""
+    def _note_symbols(self, node: fx.Node, val: torch.Tensor) -> None:
+        for dim, size in enumerate(val.shape):
+            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                self._by_symbol.setdefault(size.node.expr, (node, dim))
+
+    def argument(self, size: Size, after: fx.Node) -> int | fx.Node:
+        """The size as an argument of a node that is to follow `after`; nodes that it needs are put behind `after`."""
         if isinstance(size, int):
             return size
-        return self._by_expression.get(size.node.expr)
+        wanted = size.node.expr
+        if wanted.is_Integer:
+            return int(wanted)
+        found = self._by_expression.get(wanted)
+        if found is not None and found <= after:
+            return found
+        return self._build(wanted, after)
 
-    def arguments(self, node: fx.Node) -> list[int | fx.Node]:
-        """The node's shape as reshape arguments; at most one size that no node holds becomes -1."""
-        found = [self.argument(size) for size in shape_of(node)]
-        assert found.count(None) <= 1, f"{node}: no nodes hold the sizes {shape_of(node)}"
-        return [-1 if size is None else size for size in found]
+    def _build(self, wanted: sympy.Expr, after: fx.Node) -> fx.Node:
+        """Nodes behind `after` that compute the expression from its symbols; returns the last."""
+        end = after.next
+        with self._graph.inserting_before(end):
+            tracer = fx.proxy.GraphAppendingTracer(self._graph)
+            symbols = {one: fx.Proxy(self._symbol(one), tracer) for one in sorted(wanted.free_symbols, key=str)}
+            made: fx.Node = sympy_interp(PythonReferenceAnalysis, symbols, wanted).node
+        node = after.next
+        while node is not end:
+            values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in node.args]
+            node.meta.setdefault("val", node.target(*values) if callable(node.target) else None)
+            node = node.next
+        return made
+
+    def _symbol(self, symbol: sympy.Symbol) -> fx.Node:
+        found = self._by_expression.get(symbol)
+        if found is not None:
+            return found
+        tensor, dim = self._by_symbol[symbol]
+        node = self._graph.call_function(aten.sym_size.int, (tensor, dim))
+        node.meta["val"] = tensor.meta["val"].shape[dim]
+        return node

@@ -1,0 +1,241 @@
+"""What feeds a reduction: a sum of GEMMs with a bias, and the unary operations between it and the collective.
+
+Legend: M rows, N columns, K_i inner size of product i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from mkcompile.passes.graph import CAST, GEMMS, VIEWS, argument, aten, is_call, peel, shape_of, value
+from mkcompile.passes.reason import Reason, Why
+from mkcompile.passes.sizes import Size, same_shape, same_size
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+SCALES = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
+OTHER_GEMMS = (aten.bmm.default, aten.baddbmm.default, aten._scaled_mm.default, aten._grouped_mm.default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """One GEMM node read as `x @ w + bias`. Shapes: x [M, K], w [K, N] (any strides), bias [N]."""
+
+    node: fx.Node
+    x: fx.Node
+    w: fx.Node
+    bias: fx.Node | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemms:
+    """`sum_i x[i] @ w[i] + bias`, and how the reduction's input is made of it.
+
+    Shapes: x[i] [M, K_i], w[i] [K_i, N] with any strides (views are passed on, never copied), bias [N].
+    `covers`: every node that the fused operator computes instead. `views`: the views between the sum [M, N] and the
+    node that was asked for, in order. `after`: scalings (and a widening cast) that are to be applied again after the
+    reduction, in order; each takes the reduced tensor as argument 0.
+    """
+
+    x: tuple[fx.Node, ...]
+    w: tuple[fx.Node, ...]
+    bias: fx.Node | None
+    covers: tuple[fx.Node, ...]
+    views: tuple[fx.Node, ...] = ()
+    after: tuple[fx.Node, ...] = ()
+
+    @property
+    def shape(self) -> tuple[Size, Size]:
+        """[M, N]; symbolic sizes stay symbolic."""
+        return shape_of(self.x[0])[0], shape_of(self.w[0])[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the products."""
+        return value(self.x[0]).dtype
+
+
+def product(node: fx.Node) -> Product | Why:
+    """The node itself as one GEMM: `mm`, or `addmm` with a bias [N] and no scaling."""
+    if is_call(node, (aten.mm.default,)):
+        x, w = node.args[:2]
+        return _checked(Product(node=node, x=x, w=w, bias=None))  # type: ignore[arg-type]
+    if is_call(node, (aten.addmm.default,)):
+        bias, x, w = node.args[:3]
+        if argument(node, 3, "beta", 1) != 1 or argument(node, 4, "alpha", 1) != 1:
+            return Why(reason=Reason.GEMM_SCALED, detail=node.name)
+        if not _is_bias(bias, shape_of(node)[-1]):
+            return Why(reason=Reason.BIAS_SHAPE, detail=f"{bias} {shape_of(bias)}")  # type: ignore[arg-type]
+        return _checked(Product(node=node, x=x, w=w, bias=bias))  # type: ignore[arg-type]
+    if is_call(node, OTHER_GEMMS):
+        return Why(reason=Reason.GEMM_KIND, detail=node.name)
+    return Why(reason=Reason.NO_GEMM)
+
+
+def gemms_before(node: fx.Node, readers: Collection[fx.Node]) -> Gemms | Why:
+    """The sum of GEMMs that `node`, the input of a reduction, is made of.
+
+    `readers` are the nodes that may read `node` (the collective, or the split in front of it); any other reader, and
+    any other reader of a node on the way, needs the unreduced product: PRODUCT_USED_ELSEWHERE.
+    """
+    views: list[fx.Node] = []
+    after: list[fx.Node] = []
+    chain: list[fx.Node] = []
+    current = node
+    while is_call(current, (*VIEWS, *CAST)) or _is_scale(current):
+        (views if is_call(current, VIEWS) else after).insert(0, current)
+        chain.append(current)
+        current = current.args[0]  # type: ignore[assignment]
+    terms = _Terms()
+    why = terms.collect(current)
+    if why is None:
+        why = _why_not_after(after, terms) or _why_shared([*chain, *terms.covers], readers)
+    if why is not None:
+        return why
+    return Gemms(
+        x=tuple(one.x for one in terms.products),
+        w=tuple(one.w for one in terms.products),
+        bias=terms.bias,
+        covers=(*terms.covers, *reversed(chain)),
+        views=tuple(views),
+        after=tuple(after),
+    )
+
+
+@dataclass(slots=True)
+class _Terms:
+    """The addends found so far."""
+
+    products: list[Product] = field(default_factory=list)
+    covers: list[fx.Node] = field(default_factory=list)
+    bias: fx.Node | None = None
+
+    def collect(self, node: fx.Node) -> Why | None:
+        """Add what `node` is the sum of; a Why if any part of it is no product and no bias."""
+        if is_call(node, GEMMS):
+            found = product(node)
+            return found if isinstance(found, Why) else self._add(found)
+        if is_call(node, (aten.add.Tensor,)):
+            return self._collect_sum(node)
+        if is_call(node, OTHER_GEMMS):
+            return Why(reason=Reason.GEMM_KIND, detail=node.name)
+        if not reaches_gemm(node):
+            return Why(reason=Reason.NO_GEMM)
+        return Why(reason=Reason.OP_BETWEEN, detail=node.name)
+
+    def _add(self, found: Product) -> Why | None:
+        if found.bias is not None and self.bias is not None:
+            return Why(reason=Reason.SEVERAL_BIASES, detail=found.node.name)
+        first = self.products[0].node if self.products else found.node
+        if not same_shape(shape_of(first), shape_of(found.node)) or value(first).dtype != value(found.node).dtype:
+            return Why(reason=Reason.UNEQUAL_PRODUCTS, detail=f"{first.name}, {found.node.name}")
+        self.products.append(found)
+        self.covers.append(found.node)
+        self.bias = self.bias or found.bias
+        return None
+
+    def _collect_sum(self, node: fx.Node) -> Why | None:
+        left, right = node.args[:2]
+        if not isinstance(left, fx.Node) or not isinstance(right, fx.Node) or argument(node, 2, "alpha", 1) != 1:
+            return Why(reason=Reason.OP_BETWEEN if reaches_gemm(node) else Reason.NO_GEMM, detail=node.name)
+        if not reaches_gemm(left) and not reaches_gemm(right):
+            return Why(reason=Reason.NO_GEMM)
+        for addend, other in ((left, right), (right, left)):
+            if not same_shape(shape_of(addend), shape_of(node)) or (
+                peel(addend) is addend and not reaches_gemm(addend)
+            ):
+                return self._collect_bias(node, addend, other)
+        why = self._collect_addend(left, node) or self._collect_addend(right, node)
+        self.covers.append(node)
+        return why
+
+    def _collect_addend(self, addend: fx.Node, node: fx.Node) -> Why | None:
+        """An addend may be a view of its product or sum; which elements meet must not change by it."""
+        source, views = addend, []
+        while is_call(source, VIEWS):
+            views.append(source)
+            source = source.args[0]  # type: ignore[assignment]
+        why = self.collect(source)
+        if why is not None:
+            return Why(reason=Reason.ADDEND_NOT_GEMM, detail=source.name) if why.reason is Reason.NO_GEMM else why
+        if value(source).dtype != value(node).dtype:
+            return Why(reason=Reason.UNEQUAL_PRODUCTS, detail=node.name)
+        self.covers.extend(reversed(views))
+        return None
+
+    def _collect_bias(self, node: fx.Node, bias: fx.Node, other: fx.Node) -> Why | None:
+        """`node` adds to a sum of products something smaller or something that is no product."""
+        why = self._collect_addend(other, node)
+        if why is not None:
+            return why
+        if same_shape(shape_of(bias), shape_of(node)) and len(shape_of(bias)) > 1:
+            return Why(reason=Reason.ADDEND_NOT_GEMM, detail=bias.name)
+        columns = shape_of(self.products[0].node)[-1]
+        source = bias if _is_bias(bias, columns) else peel(bias)
+        if not _is_bias(source, columns) or not same_size(shape_of(node)[-1], columns):
+            return Why(reason=Reason.BIAS_SHAPE, detail=f"{bias.name} {shape_of(bias)}")
+        if value(source).dtype != value(node).dtype:
+            return Why(reason=Reason.UNEQUAL_PRODUCTS, detail=bias.name)
+        if self.bias is not None:
+            return Why(reason=Reason.SEVERAL_BIASES, detail=bias.name)
+        self.bias = source
+        self.covers.append(node)
+        return None
+
+
+def reaches_gemm(node: Any, depth: int = 8) -> bool:
+    """Is a GEMM within a few unary or summing steps above the node? Tells NO_GEMM from OP_BETWEEN."""
+    if not isinstance(node, fx.Node) or depth == 0 or node.op != "call_function":
+        return False
+    if is_call(node, (*GEMMS, *OTHER_GEMMS)):
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace not in ("aten", "prims"):
+        return False
+    unary = [one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]
+    if len(unary) > 1 and not is_call(node, (aten.add.Tensor,)):
+        return any(is_call(peel(one), (*GEMMS, *OTHER_GEMMS)) for one in unary)
+    return any(reaches_gemm(one, depth - 1) for one in unary)
+
+
+def _checked(found: Product) -> Product | Why:
+    dtype = value(found.node).dtype
+    if dtype not in DTYPES or any(value(one).dtype != dtype for one in (found.x, found.w)):
+        return Why(reason=Reason.DTYPE, detail=f"{found.node.name} {dtype}")
+    return found
+
+
+def _is_bias(node: Any, columns: Size) -> bool:
+    shape = shape_of(node) if isinstance(node, fx.Node) else ()
+    return len(shape) == 1 and same_size(shape[0], columns)
+
+
+def _is_scale(node: fx.Node) -> bool:
+    """A product or quotient with a Python number, which commutes with sums and averages."""
+    return is_call(node, SCALES) and isinstance(node.args[0], fx.Node) and isinstance(node.args[1], (int, float))
+
+
+def _why_not_after(after: list[fx.Node], terms: _Terms) -> Why | None:
+    """Scalings commute, except that a float16 sum may overflow without one that makes it smaller; casts don't."""
+    for node in after:
+        if is_call(node, CAST):
+            return Why(reason=Reason.CAST_BEFORE_REDUCTION, detail=node.name)
+        number = abs(float(node.args[1]))  # type: ignore[arg-type]
+        shrinks = number > 1 if is_call(node, SCALES[2:]) else number < 1
+        if shrinks and value(node).dtype == torch.float16:
+            return Why(reason=Reason.SCALE_MAY_OVERFLOW, detail=node.name)
+        if value(node).dtype != value(terms.products[0].node).dtype or node.kwargs:
+            return Why(reason=Reason.OP_BETWEEN, detail=node.name)
+    return None
+
+
+def _why_shared(covers: list[fx.Node], readers: Collection[fx.Node]) -> Why | None:
+    inside = {*covers, *readers}
+    for node in covers:
+        for user in node.users:
+            if user not in inside:
+                return Why(reason=Reason.PRODUCT_USED_ELSEWHERE, detail=f"{node.name} by {user.name}")
+    return None
