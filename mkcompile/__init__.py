@@ -5,18 +5,26 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from mkcompile import ops
+from mkcompile.config import Options
+from mkcompile.runtime.wiring import install
 
 if TYPE_CHECKING:
     from mkcompile.passes.fusion_pass import FusionPass
 
 __version__ = "0.1.0"
-__all__ = ["FusionPass", "__version__"]
+__all__ = ["FusionPass", "Options", "__version__", "ops"]
+
+# Loaded on first use: they import Inductor, which calls by hand do not need.
+_LAZY = {"FusionPass": "mkcompile.passes.fusion_pass"}
+
+install()
 
 
 def __getattr__(name: str) -> Any:
-    if name == "FusionPass":
-        from mkcompile.passes.fusion_pass import FusionPass
-
-        return FusionPass
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'mkcompile' has no attribute {name!r}")

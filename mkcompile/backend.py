@@ -1,34 +1,39 @@
 """`torch.compile(model, backend="mkernel")`: Inductor with our pass in its post-grad hook.
 
 The way from here: `mkernel` -> Inductor -> `passes.fusion_pass.FusionPass` -> `passes.fuse.fuse` -> the graph calls
-`torch.ops.mkcompile.*` -> `ops.registry` -> the runtime's launcher -> a kernel (or the operator's reference).
+`torch.ops.mkcompile.*` -> `ops.registry` -> `runtime.dispatch` -> a kernel (or the operator's reference).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._inductor import config as inductor_config
+from torch._inductor import custom_graph_pass
 from torch._inductor.compile_fx import compile_fx
+from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from mkcompile.config import split_options
+from mkcompile.config import option_names, settings, split_options
 from mkcompile.errors import OptionError
 from mkcompile.passes.fusion_pass import FusionPass
 
 HOOK = "post_grad_custom_pre_pass"
 
 
-class _Chain(CustomGraphPass):
-    """Several passes as one, for versions of torch whose hook takes a single pass."""
+class Chain(CustomGraphPass):
+    """Several passes as one, for versions of torch whose hooks take a single pass (2.11)."""
 
     def __init__(self, passes: Sequence[Any]) -> None:
-        self._passes = list(passes)
+        self._passes = tuple(passes)
 
     def __call__(self, graph: fx.Graph) -> None:
+        """Each pass in order."""
         for one in self._passes:
             one(graph)
 
@@ -38,28 +43,38 @@ class _Chain(CustomGraphPass):
         return None if None in uuids else tuple(uuids)
 
 
-def inductor_patches(options: dict[str, Any], mode: str | None) -> dict[str, Any]:
-    """Inductor's settings for a `mode=` or `options=` of `torch.compile`.
+def inductor_patches(options: Mapping[str, Any], mode: str | None) -> dict[str, Any]:
+    """Inductor's settings for a `mode=` or `options=` of `torch.compile`, checked as `backend="inductor"` checks them.
 
-    Raises: OptionError for a name that Inductor does not have.
+    Raises: OptionError for a name that Inductor does not have or a value of another type than its own.
     """
-    patches: dict[str, Any] = dict(torch._inductor.list_mode_options(mode)) if mode else {}
     known = inductor_config.get_config_copy()
-    for name, value in options.items():
-        attribute = name.replace("-", "_")
-        if attribute not in known:
-            raise OptionError(f"unknown option {name!r}: neither Inductor's nor one that starts with 'mkernel.'")
-        patches[attribute] = value
+    for name in options:
+        if name.replace("-", "_") not in known:
+            near = difflib.get_close_matches(name, [*option_names(), *known], n=3)
+            raise OptionError(
+                f"unknown option {name!r}; valid: {', '.join(option_names())}, and Inductor's own"
+                + (f" (did you mean {' or '.join(near)}?)" if near else "")
+            )
+    try:
+        patches: dict[str, Any] = torch._TorchCompileInductorWrapper(mode, dict(options), None).config
+    except RuntimeError as error:
+        raise OptionError(str(error)) from error
     return patches
 
 
-def with_pass(patches: dict[str, Any], fusion: FusionPass) -> dict[str, Any]:
-    """The settings with our pass behind whatever pass the user has in the same hook."""
+def with_pass(patches: Mapping[str, Any], fusion: FusionPass) -> dict[str, Any]:
+    """The settings with our pass behind whatever passes the user has in the same hook."""
     theirs = patches.get(HOOK, getattr(inductor_config, HOOK))
     if theirs is None:
         return {**patches, HOOK: fusion}
-    chained = list(theirs) if isinstance(theirs, (list, tuple)) else [theirs]
-    return {**patches, HOOK: _Chain([*chained, fusion])}
+    passes = [*(theirs if isinstance(theirs, (list, tuple)) else [theirs]), fusion]
+    return {**patches, HOOK: passes if _hooks_take_lists() else Chain(passes)}
+
+
+def _hooks_take_lists() -> bool:
+    """True for the versions of torch that have learnt it."""
+    return hasattr(custom_graph_pass, "get_custom_graph_passes")
 
 
 def mkernel(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
@@ -69,4 +84,22 @@ def mkernel(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
     """
     options, theirs = split_options(kwargs.get("options"))
     patches = inductor_patches(theirs, kwargs.get("mode"))
-    return compile_fx(gm, example_inputs, config_patches=with_pass(patches, FusionPass(options)))
+    compiled: Callable[..., Any] = compile_fx(
+        gm, example_inputs, config_patches=with_pass(patches, FusionPass(options))
+    )  # type: ignore[arg-type, assignment]
+    return compiled
+
+
+# torch._dynamo.reset() calls it, as it does for backend="inductor"
+mkernel.reset = reset_cudagraph_trees  # type: ignore[attr-defined]
+
+
+def _configure_logging() -> None:
+    """`MKCOMPILE_LOG_LEVEL` speaks for itself: no handler of the user's is needed to see its lines."""
+    logger = logging.getLogger("mkcompile")
+    if settings().log_level != "WARNING":
+        logger.setLevel(settings().log_level)
+        logger.addHandler(logging.StreamHandler())
+
+
+_configure_logging()

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 from mkcompile.errors import OptionError
 
 FusePolicy = Literal["auto", "always", "never"]
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 OPTION_PREFIX = "mkernel."
 
 
@@ -31,12 +32,16 @@ class Settings:
     sm_reserve: int = 4
     trace: bool = False
     kernels: bool = True
-    log_level: str = "WARNING"
+    log_level: LogLevel = "WARNING"
 
     def __post_init__(self) -> None:
         for name in ("arena_bytes", "timeout_s", "sm_reserve"):
             if getattr(self, name) < 0:
                 raise OptionError(f"MKCOMPILE_{name.upper()} must not be negative, got {getattr(self, name)}")
+        if self.log_level not in get_args(LogLevel):
+            raise OptionError(
+                f"MKCOMPILE_LOG_LEVEL must be one of {', '.join(get_args(LogLevel))}; got {self.log_level!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +98,11 @@ def settings() -> Settings:
     return read_settings(os.environ)
 
 
+def option_names() -> list[str]:
+    """All of our options, as `torch.compile` takes them."""
+    return [OPTION_PREFIX + field.name for field in fields(Options)]
+
+
 def split_options(options: Mapping[str, object] | None) -> tuple[Options, dict[str, object]]:
     """Our options, and the rest (Inductor's).
 
@@ -100,12 +110,11 @@ def split_options(options: Mapping[str, object] | None) -> tuple[Options, dict[s
     """
     ours: dict[str, object] = {}
     theirs: dict[str, object] = {}
-    valid = [field.name for field in fields(Options)]
     for name, value in (options or {}).items():
         if not name.startswith(OPTION_PREFIX):
             theirs[name] = value
-        elif name.removeprefix(OPTION_PREFIX) in valid:
+        elif name in option_names():
             ours[name.removeprefix(OPTION_PREFIX)] = value
         else:
-            raise OptionError(f"unknown option {name!r}; valid: {', '.join(OPTION_PREFIX + v for v in valid)}")
+            raise OptionError(f"unknown option {name!r}; valid: {', '.join(option_names())}")
     return Options(**ours), theirs  # type: ignore[arg-type]

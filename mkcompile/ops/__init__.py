@@ -1,6 +1,7 @@
 """What each fused operator means: schema, shapes, reference, size. One module an operator, found by name.
 
-The functions `gemm_all_reduce`, ... are for calls by hand, outside `torch.compile`; graphs call `torch.ops.mkcompile.*`.
+Graphs call `torch.ops.mkcompile.<operator>`; `mkcompile.ops.<operator>(..)` is for calls by hand. The public function
+has its module's name and takes its place here, so `from mkcompile.ops.<operator> import ..` reaches the rest of it.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-_SUPPORT = ("checks", "collectives", "problem", "registry", "by_hand")
+_SUPPORT = ("by_hand", "checks", "collectives", "groups", "problem", "registry")
 
 OPERATOR_MODULES = tuple(
     info.name for info in iter_modules(__path__) if info.name not in _SUPPORT and not info.name.startswith("_")
 )
 for _name in OPERATOR_MODULES:
-    import_module(f"{__name__}.{_name}")
+    _by_hand = vars(import_module(f"{__name__}.{_name}")).get(_name)
+    if _by_hand is not None:
+        globals()[_name] = _by_hand

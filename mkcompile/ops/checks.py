@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from mkcompile.errors import GroupError, OperatorInputError
+from mkcompile.ops.groups import resolve
 
 REDUCE_OPS = ("sum", "avg")
 
@@ -18,12 +18,7 @@ def check_group(operator: str, group: str, world_size: int) -> None:
 
     Raises: GroupError.
     """
-    if not dist.is_initialized():
-        raise GroupError(f"{operator}: no process group; call torch.distributed.init_process_group first")
-    try:
-        resolved = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
-    except (RuntimeError, KeyError, ValueError) as error:
-        raise GroupError(f"{operator}: no process group named {group!r} on this rank") from error
+    resolved = resolve(operator, group)
     if resolved.size() != world_size:
         raise GroupError(f"{operator}: group {group!r} has {resolved.size()} ranks, the call says {world_size}")
 
@@ -31,7 +26,9 @@ def check_group(operator: str, group: str, world_size: int) -> None:
 def check_reduce_op(operator: str, reduce_op: str) -> None:
     """Raises: OperatorInputError unless `sum` or `avg`."""
     if reduce_op not in REDUCE_OPS:
-        raise OperatorInputError(f"{operator}: reduce op {reduce_op!r} can't be fused; use one of {', '.join(REDUCE_OPS)}")
+        raise OperatorInputError(
+            f"{operator}: reduce op {reduce_op!r} can't be fused; use one of {', '.join(REDUCE_OPS)}"
+        )
 
 
 def check_tensor(operator: str, name: str, tensor: Tensor, num_dims: int | None = None) -> None:
@@ -75,8 +72,11 @@ def check_gemms(operator: str, x: Sequence[Tensor], w: Sequence[Tensor], bias: T
 
     Raises: OperatorInputError.
     """
+    check_not_meta(operator, [*x, *w, bias])
     if not x or len(x) != len(w):
-        raise OperatorInputError(f"{operator}: give as many inputs as weights and at least one, got {len(x)} and {len(w)}")
+        raise OperatorInputError(
+            f"{operator}: give as many inputs as weights and at least one, got {len(x)} and {len(w)}"
+        )
     for i, (x_MK, w_KN) in enumerate(zip(x, w, strict=True)):
         check_tensor(operator, f"x[{i}]", x_MK, 2)
         check_tensor(operator, f"w[{i}]", w_KN, 2)
@@ -86,13 +86,14 @@ def check_gemms(operator: str, x: Sequence[Tensor], w: Sequence[Tensor], bias: T
             )
     for i, (x_MK, w_KN) in enumerate(zip(x[1:], w[1:], strict=True), start=1):
         if x_MK.shape[0] != x[0].shape[0] or w_KN.shape[1] != w[0].shape[1]:
-            raise OperatorInputError(f"{operator}: summed products must have one shape; number {i} differs from number 0")
+            raise OperatorInputError(
+                f"{operator}: summed products must have one shape; number {i} differs from number 0"
+            )
     if bias is not None:
         check_tensor(operator, "bias", bias)
         if bias.dim() != 1 or bias.shape[0] != w[0].shape[1]:
             raise OperatorInputError(f"{operator}: bias has shape {tuple(bias.shape)}; give [{w[0].shape[1]}]")
     check_same(operator, "inputs, weights and bias", [*x, *w, bias])
-    check_not_meta(operator, [*x, *w, bias])
 
 
 def check_divides(operator: str, what: str, size: int, world_size: int) -> None:

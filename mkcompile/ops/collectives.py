@@ -15,14 +15,19 @@ _c10d = torch.ops._c10d_functional
 ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "silu")
 
 
+def _wait(pending: Tensor) -> Tensor:
+    complete: Tensor = _c10d.wait_tensor(pending)
+    return complete
+
+
 def all_reduce(x: Tensor, reduce_op: str, group: str) -> Tensor:
     """Sum or average of `x` over the group, complete when it returns. Shapes: any, kept."""
-    return torch.ops._c10d_functional.wait_tensor(_c10d.all_reduce(x.contiguous(), reduce_op, group))
+    return _wait(_c10d.all_reduce(x.contiguous(), reduce_op, group))
 
 
 def all_gather(x: Tensor, dim: int, world_size: int, group: str) -> Tensor:
     """The ranks' tensors laid one after the other along `dim`. Shapes: [.., S, ..] -> [.., world_size * S, ..]."""
-    gathered = _c10d.wait_tensor(_c10d.all_gather_into_tensor(x.contiguous(), world_size, group))
+    gathered = _wait(_c10d.all_gather_into_tensor(x.contiguous(), world_size, group))
     if dim == 0:
         return gathered
     return torch.cat(gathered.chunk(world_size, 0), dim)
@@ -32,7 +37,7 @@ def reduce_scatter(x: Tensor, dim: int, reduce_op: str, world_size: int, group: 
     """This rank's slice along `dim` of the sum over the group. Shapes: [.., S, ..] -> [.., S / world_size, ..]."""
     laid_out = x if dim == 0 else torch.cat(x.chunk(world_size, dim), 0)
     scattered = _c10d.reduce_scatter_tensor(laid_out.contiguous(), reduce_op, world_size, group)
-    return _c10d.wait_tensor(scattered)
+    return _wait(scattered)
 
 
 def sum_of_gemms(x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None) -> Tensor:

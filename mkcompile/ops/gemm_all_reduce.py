@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mkcompile.ops import checks, collectives
+from mkcompile.ops import by_hand, checks, collectives
 from mkcompile.ops._gemms import common_layout, dtype_name, static_size
+from mkcompile.ops.groups import AnyGroup
 from mkcompile.ops.problem import Problem
 from mkcompile.ops.registry import register
 
@@ -65,3 +66,20 @@ class GemmAllReduce:
             has_bias=self.bias is not None,
             reduce_op=self.reduce_op,
         )
+
+
+def gemm_all_reduce(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, *, reduce_op: str = "sum", group: AnyGroup = None
+) -> Tensor:
+    """`all_reduce(x @ w + bias)` over the group: a row-parallel linear layer with its reduction. Inference only.
+
+    Shapes: x [.., K], w [K, N] (a Linear's weight is `linear.weight.t()`), bias [N], added on every rank before the
+    reduction; the result [.., N] is the same on every rank. `group` is a name, a ProcessGroup, a one-dimensional
+    DeviceMesh, or None for all ranks.
+    Raises: OperatorInputError, GroupError, PlanMismatchError.
+    """
+    name = GemmAllReduce.NAME
+    group_name, world_size = by_hand.group_and_size(name, group)
+    out_MN = by_hand.run(GemmAllReduce([by_hand.rows(name, x)], [w], bias, reduce_op, world_size, group_name, ""))
+    out: Tensor = out_MN.reshape(*x.shape[:-1], w.shape[1])
+    return out

@@ -10,8 +10,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from mkcompile.errors import OperatorInputError
-from mkcompile.ops import checks, collectives
+from mkcompile.ops import by_hand, checks, collectives
 from mkcompile.ops._gemms import common_layout, dtype_name, static_size
+from mkcompile.ops.groups import AnyGroup
 from mkcompile.ops.problem import Problem
 from mkcompile.ops.registry import register
 
@@ -83,3 +84,30 @@ class GemmReduceScatter:
             has_bias=self.bias is not None,
             reduce_op=self.reduce_op,
         )
+
+
+def gemm_reduce_scatter(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dim: int = 0,
+    reduce_op: str = "sum",
+    group: AnyGroup = None,
+) -> Tensor:
+    """This rank's slice along `dim` of the sum over the group of `x @ w + bias`. Inference only.
+
+    Shapes: x [.., K], w [K, N] (a Linear's weight is `linear.weight.t()`), bias [N], added on every rank before the
+    reduction; the product [.., N] is cut along `dim`, a dimension of it (negative ones count from the last) that the
+    number of ranks divides. `group` is a name, a ProcessGroup, a one-dimensional DeviceMesh, or None for all ranks.
+    Raises: OperatorInputError, GroupError, PlanMismatchError.
+    """
+    name = GemmReduceScatter.NAME
+    group_name, world_size = by_hand.group_and_size(name, group)
+    x_MK = by_hand.rows(name, x)
+    checks.check_tensor(name, "w", w, 2)
+    shape = [*x.shape[:-1], w.shape[1]]
+    counted = dim + len(shape) if dim < 0 else dim
+    call = GemmReduceScatter([x_MK], [w], bias, shape, counted, reduce_op, world_size, group_name, "")
+    out: Tensor = by_hand.run(call)
+    return out

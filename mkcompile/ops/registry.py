@@ -10,11 +10,12 @@ import torch
 
 from mkcompile.ops.problem import Problem
 
-LIBRARY = torch.library.Library("mkcompile", "DEF")
+LIBRARY = torch.library.Library("mkcompile", "DEF")  # type: ignore[no-untyped-call]
 
 
 class Call(Protocol):
-    """One call of an operator: a frozen dataclass whose fields are the schema's arguments, in order.
+    """One call of an operator: a frozen dataclass whose fields are the schema's arguments, in order; the first one is
+    the activation, a tensor or several of one row count.
 
     `check` raises OperatorInputError or GroupError; `reference` computes the result with ATen and functional
     collectives on any device; `fake` gives shapes only; `problem` is the size that plans are made for.
@@ -23,6 +24,12 @@ class Call(Protocol):
     NAME: ClassVar[str]
     SCHEMA: ClassVar[str]
 
+    @property
+    def group(self) -> str: ...
+    @property
+    def plan_key(self) -> str: ...
+    @property
+    def world_size(self) -> int: ...
     def check(self) -> None: ...
     def reference(self) -> Any: ...
     def fake(self) -> Any: ...
@@ -58,9 +65,10 @@ def register(call_type: type[Call]) -> type[Call]:
         call.check()
         return call.fake()
 
-    LIBRARY.define(call_type.NAME + call_type.SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl(call_type.NAME, implementation, "CPU")
-    LIBRARY.impl(call_type.NAME, implementation, "CUDA")
+    schema = call_type.NAME + call_type.SCHEMA
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    for device in ("CPU", "CUDA"):
+        LIBRARY.impl(call_type.NAME, implementation, device)  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"mkcompile::{call_type.NAME}", fake, lib=LIBRARY)
     _REGISTRY.calls[call_type.NAME] = call_type
     return call_type

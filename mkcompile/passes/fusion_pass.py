@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import mkcompile
 from mkcompile.config import Options
+from mkcompile.ops.problem import Problem
 from mkcompile.passes.fuse import Judge, fuse, fuse_all
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.site import Site
@@ -22,6 +25,7 @@ log = logging.getLogger(__name__)
 Listener = Callable[[fx.Graph, list[Site]], None]
 
 
+@cache
 def source_digest() -> str:
     """A hash of this package's Python sources: a changed pass must not meet old cache entries."""
     digest = hashlib.sha256()
@@ -32,19 +36,38 @@ def source_digest() -> str:
     return digest.hexdigest()
 
 
+def group_sizes() -> str:
+    """`name=size` of every process group that this rank is in: a graph holds sizes, and names groups."""
+    if not dist.is_initialized():
+        return "no process group"
+    names = dist.distributed_c10d._world.pg_names
+    return ",".join(sorted(f"{name}={group.size()}" for group, name in names.items()))
+
+
+def _fuse_nothing(problem: Problem) -> Reason:
+    return Reason.POLICY_NEVER
+
+
 class FusionPass(CustomGraphPass):
     """Fuses GEMMs with the collectives around them in a post-grad graph.
 
-    Usable alone in another stack's Inductor configuration:
-    `torch.compile(model, options={"post_grad_custom_pre_pass": mkcompile.FusionPass()})`.
+    Usable alone, in another stack's Inductor configuration:
+    `torch.compile(model, options={"post_grad_custom_pre_pass": mkcompile.FusionPass()})`, or
+    `torch._inductor.config.post_grad_custom_pre_pass = mkcompile.FusionPass()`.
     """
 
     def __init__(self, options: Options | None = None, judge: Judge = fuse_all, facts: str = "") -> None:
-        """`facts` names what the judge's decisions depend on (topology class, world size); it enters the uuid."""
+        """`judge` decides under the policy `auto`; `facts` names what its decisions depend on and enters the uuid."""
         self._options = options or Options()
-        self._judge = judge
+        self._judge = {"auto": judge, "always": fuse_all, "never": _fuse_nothing}[self._options.fuse]
         self._facts = facts
         self._listeners: list[Listener] = []
+        self._graphs: list[list[Site]] = []
+
+    @property
+    def graphs(self) -> list[list[Site]]:
+        """What became of the collectives of each graph so far; graphs that came from a cache are not among them."""
+        return [list(sites) for sites in self._graphs]
 
     def listen(self, listener: Listener) -> None:
         """Call `listener(graph, sites)` after each graph."""
@@ -52,14 +75,36 @@ class FusionPass(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite the graph in place."""
-        judge: Judge = (lambda problem: Reason.POLICY_NEVER) if self._options.fuse == "never" else self._judge
-        sites = fuse(graph, judge)
-        for site in sites:
-            log.debug("%s %s: %s", site.kind, site.collective, site.operator or site.reason)
+        sites = fuse(graph, self._judge)
+        self._graphs.append(sites)
+        log.info("%s", describe(sites))
         for listener in self._listeners:
             listener(graph, sites)
 
+    def report(self) -> str:
+        """One line for each graph and each collective."""
+        if not self._graphs:
+            return "no graph was compiled yet, or all came from the compile cache"
+        return "\n".join(f"graph {number}: {describe(sites)}" for number, sites in enumerate(self._graphs))
+
     def uuid(self) -> str:
-        """Covers sources, options, the judge's facts and torch's version; nothing that differs between ranks."""
-        parts = (source_digest(), repr(self._options), self._facts, torch.__version__)
+        """Covers sources, options, the judge's facts, the groups' sizes and torch's version; no rank, no measurement."""
+        parts = (source_digest(), repr(self._options), self._facts, group_sizes(), torch.__version__)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def describe(sites: list[Site]) -> str:
+    """What became of one graph's collectives, for logs and reports."""
+    if not sites:
+        return "no collective: compiled as plain Inductor"
+    num_fused = sum(site.operator is not None for site in sites)
+    lines = [f"{num_fused} of {len(sites)} collectives fused"]
+    for site in sites:
+        fate = f"fused as {site.operator}" if site.operator else f"left as it was: {_why(site)}"
+        lines.append(f"  {site.kind} {site.collective} [{', '.join(site.shape)}]: {fate}")
+    return "\n".join(lines)
+
+
+def _why(site: Site) -> str:
+    assert site.reason is not None
+    return site.reason.value + (f" ({site.detail})" if site.detail else "")

@@ -1,0 +1,1 @@
+"""Makes it happen: agreement between ranks, JIT, launch, symmetric memory, topology probe."""

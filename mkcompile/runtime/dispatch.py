@@ -1,0 +1,50 @@
+"""The way of one operator call at run time: check and agree the first time, then a kernel if there is one for it.
+
+`Dispatch` is what `ops.registry.set_launcher` gets. It returns the result, or None where the operator's reference is
+to compute it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any
+
+from torch import Tensor
+
+from mkcompile.ops.registry import Call
+from mkcompile.runtime.agree import Agreement
+
+# The result of the call by a fused kernel, or None where there is none for it. Decides by what all ranks share.
+KernelSource = Callable[[Call], Any]
+
+
+class Dispatch:
+    """Agreement first, so that a launch that the ranks do not share never starts; then the kernel source."""
+
+    def __init__(self, agreement: Agreement, kernels: KernelSource | None = None) -> None:
+        self._agreement = agreement
+        self._kernels = kernels
+        self._leading: dict[type[Call], Callable[[Call], Any]] = {}
+
+    def __call__(self, call: Call) -> Any | None:
+        """Raises: PlanMismatchError; OperatorInputError and GroupError, before anything is launched."""
+        signature = self._signature(call)
+        if not self._agreement.holds(call.group, signature):
+            call.check()
+            problem = call.problem()
+            self._agreement.reach(call.group, signature, f"{call.NAME} m={problem.m},{problem.key()}")
+        return None if self._kernels is None else self._kernels(call)
+
+    def _signature(self, call: Call) -> Hashable:
+        """What distinguishes calls that need an agreement of their own; cheap where the graph carries a plan key."""
+        leading = self._leading.get(type(call))
+        if leading is None:
+            leading = self._leading[type(call)] = attrgetter(fields(call)[0].name)  # type: ignore[arg-type]
+        x = leading(call)
+        shape = x.shape if isinstance(x, Tensor) else x[0].shape
+        if call.plan_key:
+            return call.plan_key, shape
+        call.check()
+        return call.problem().key(), shape

@@ -1,0 +1,12 @@
+"""Gives operator calls to the runtime. Done when mkcompile is imported: a compile cache's hit runs no pass."""
+
+from __future__ import annotations
+
+from mkcompile.ops.registry import set_launcher
+from mkcompile.runtime.agree import Agreement
+from mkcompile.runtime.dispatch import Dispatch
+
+
+def install() -> None:
+    """From now on every operator call is agreed on by its group's ranks, and may be taken over by a kernel."""
+    set_launcher(Dispatch(Agreement()))
