@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from mkcompile.backend import inductor_patches, with_pass
 from mkcompile.config import Options, split_options
 from mkcompile.inspect import snapshot
+from mkcompile.inspect.breaks import Ending, ending_of
 from mkcompile.inspect.snapshot import GraphView
 from mkcompile.passes.fuse import Judge
 from mkcompile.passes.fusion_pass import FusionPass
@@ -46,15 +47,20 @@ class CapturedGraph:
 
 @dataclass(slots=True)
 class Recorder:
-    """Collects the graphs of one model; `backend` is what `torch.compile` gets."""
+    """Collects the graphs of one model; `backend` is what `torch.compile` gets.
+
+    `endings` says how each of Dynamo's graphs ends.
+    """
 
     options: Options
     judge: Judge
     patches: dict[str, Any]
     graphs: list[CapturedGraph] = field(default_factory=list)
+    endings: list[Ending] = field(default_factory=list)
 
     def backend(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         """Inductor down to its post-grad passes."""
+        self.endings.append(ending_of(gm))
         compiled = inductor.compile_fx(gm, example_inputs, inner_compile=self._inner_compile)  # type: ignore[arg-type]
         assert callable(compiled)
         return compiled

@@ -21,7 +21,8 @@ _SHORT_DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float6
 class NodeView:
     """One node: its name, call, inputs by name, and the site it belongs to (None: to no site).
 
-    Units: `flops` floating-point operations; `moved_bytes` bytes read and written, each input and output once.
+    Units: `flops` floating-point operations; `moved_bytes` bytes read and written, each input and output once;
+    `result_bytes` those of the result.
     """
 
     name: str
@@ -33,6 +34,7 @@ class NodeView:
     dtype: str
     flops: int = 0
     moved_bytes: int = 0
+    result_bytes: int = 0
     site: int | None = None
 
     @property
@@ -90,6 +92,7 @@ def _view(node: fx.Node) -> NodeView:
         dtype="" if tensor is None else short_dtype(tensor.dtype),
         flops=_flops(node),
         moved_bytes=_moved_bytes(node),
+        result_bytes=_bytes_of(node),
     )
 
 

@@ -1,0 +1,83 @@
+"""The report on a terminal."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mkcompile.inspect.report import Collective, Report, Totals
+from mkcompile.inspect.units import bytes_text, milliseconds
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Refusals with what to do about them, then what was fused, then the totals."""
+    title = Text.assemble(("mkcompile explain  ", "bold"), (report.model, "bold cyan"))
+    console.print(title)
+    console.print(f"torch {report.torch_version}, topology {report.topology}, captured in {report.capture_s:.1f} s")
+    for note in report.notes:
+        console.print(note)
+    if report.collectives:
+        console.print(_table(report))
+    _print_refusals(report, console)
+    for one in report.breaks:
+        console.print(Text.assemble(("graph break ", "bold yellow"), (one.where, "bold"), f": {one.sentence}"))
+    if report.collectives:
+        _print_totals(report, console)
+
+
+def _table(report: Report) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("#", "phase", "collective", "group", "shape"):
+        table.add_column(name)
+    table.add_column("became", style="green")
+    for name in ("unfused", "fused", "ceiling"):
+        table.add_column(name, justify="right")
+    for one in report.collectives:
+        table.add_row(*_cells(one))
+    return table
+
+
+def _cells(one: Collective) -> list[str | Text]:
+    became = Text(one.operator) if one.operator else Text(f"kept: {one.reason.name if one.reason else ''}", "yellow")
+    estimate = one.estimate
+    times = (estimate.unfused_s, estimate.fused_s, estimate.ceiling_s) if estimate else (None, None, None)
+    return [
+        str(one.site),
+        one.phase,
+        one.kind,
+        f"{one.group} x{one.world_size or '?'}",
+        f"{one.dtype}[{', '.join(one.shape)}]",
+        became,
+        *map(milliseconds, times),
+    ]
+
+
+def _print_refusals(report: Report, console: Console) -> None:
+    by_sentence: dict[str, list[str]] = {}
+    for one in report.refused():
+        by_sentence.setdefault(one.reason.value if one.reason else "", []).append(f"#{one.site}")
+    for sentence, sites in by_sentence.items():
+        console.print(Text.assemble(("kept ", "bold yellow"), (" ".join(sites), "bold"), f": {sentence}"))
+
+
+def _print_totals(report: Report, console: Console) -> None:
+    console.print(Text.assemble(("compiled  ", "bold"), totals_text(report.totals)))
+    scale = report.extrapolation
+    if scale:
+        console.print(
+            Text.assemble((f"{scale.layers} layers ", "bold"), totals_text(scale.total)),
+            f"[dim](from {scale.compiled} layers: each further one adds {totals_text(scale.layer)})[/dim]",
+        )
+
+
+def totals_text(totals: Totals) -> str:
+    """One line: counts, bytes, and the predicted gain where there is one."""
+    text = (
+        f"{totals.fused:.0f} of {totals.collectives:.0f} collectives fused into {totals.operators:.0f} operators, "
+        f"{bytes_text(totals.sent_bytes)} sent by each rank"
+    )
+    if totals.unfused_s:
+        text += f", sites {milliseconds(totals.unfused_s)} unfused, {milliseconds(totals.fused_s)} fused"
+    return text
