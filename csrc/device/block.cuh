@@ -1,0 +1,102 @@
+#pragma once
+// One block: barriers, then each warp into its role.
+//
+// warps  role     does
+// 0-3    compute  math group 0: tensor cores, epilogue into panels
+// 4-7    compute  math group 1
+// 8      load     one thread: operands of all tiles through the ring of stages
+// 9, 10  store    one thread each: the panels of one math group, to this rank's result or to the peers
+// 11     signal   one thread: flags to the peers; finished tiles from the peers
+#include "device/epilogue.cuh"
+#include "device/receive.cuh"
+
+namespace mk {
+
+inline constexpr int kHelperRegisters = 56;
+inline constexpr int kMathRegisters = 224;
+
+/// Load role.
+template <class Op>
+MK_DEVICE void load_role(const LaunchArguments& args, const SharedMemory<typename Op::Tile>& memory,
+                         const typename Op::Schedule& schedule) {
+  using Tile = typename Op::Tile;
+  Ring<Tile> ring;
+  for (u32 position = blockIdx.x; position < schedule.positions(); position += gridDim.x) {
+    const Task task = schedule.task(position);
+    if (!task.valid) continue;
+    const TilePlace place = schedule.template place<Tile>(args, task);
+    load_tile<Tile>(args, memory, ring, place.row, place.column);
+  }
+}
+
+/// Store role: panel by panel as the math group fills them; a panel is handed back when its stores have read it.
+template <class Op>
+MK_DEVICE void store_role(const LaunchArguments& args, const SharedMemory<typename Op::Tile>& memory,
+                          const typename Op::Schedule& schedule, u32 epoch, int group) {
+  using Tile = typename Op::Tile;
+  typename Op::Sink sink(args, memory, epoch, group);
+  u32 tiles = 0;
+  for (u32 position = blockIdx.x; position < schedule.positions(); position += gridDim.x) {
+    const Task task = schedule.task(position);
+    if (!task.valid) continue;
+    const TilePlace place = schedule.template place<Tile>(args, task);
+    const bool last = position + gridDim.x >= schedule.positions();
+    sink.begin(task);
+#pragma unroll 1
+    for (int index = 0; index < Tile::kPanels; ++index) {
+      wait_phase(args, memory.panel_full(group, index), tiles & 1, kStoreRole);
+      sink.send(task, place, index, last);
+      bulk_commit();
+      if (index > 0) {
+        bulk_wait_read<1>();
+        mbarrier_arrive(memory.panel_empty(group, index - 1));
+      }
+    }
+    bulk_wait_read<0>();
+    mbarrier_arrive(memory.panel_empty(group, Tile::kPanels - 1));
+    sink.end(task, schedule);
+    ++tiles;
+  }
+  bulk_wait<0>();
+}
+
+/// The whole kernel.
+template <class Op>
+MK_DEVICE void run_block(const LaunchArguments& args) {
+  using Tile = typename Op::Tile;
+  extern __shared__ __align__(1024) u8 dynamic_shared[];
+  const SharedMemory<Tile> memory{(shared_address(dynamic_shared) + 1023) & ~1023u};
+  if (threadIdx.x == 0) {
+    memory.init();
+    u32 first_epoch = 1;
+    if constexpr (Op::kReduces) first_epoch = enter_launch<Op::kOperator>(args);
+    store_shared(memory.epoch(), first_epoch);
+    prefetch_tensor_map(&args.a[0]);
+    prefetch_tensor_map(&args.weight[0]);
+  }
+  __syncthreads();
+  const u32 epoch = load_shared(memory.epoch());
+  if (epoch == 0) return;
+
+  const auto schedule = Op::Schedule::template make<Tile>(args);
+  const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
+  const bool first_lane = threadIdx.x % 32 == 0;
+  if (group == kMathGroups) {
+    decrease_registers<kHelperRegisters>();
+    if (first_lane && warp == 0) load_role<Op>(args, memory, schedule);
+    if (first_lane && (warp == 1 || warp == 2)) store_role<Op>(args, memory, schedule, epoch, warp - 1);
+    if constexpr (Op::kReduces) {
+      if (first_lane && warp == 3) signal_role<Op>(args, memory, schedule, epoch);
+    }
+    __syncwarp();
+  } else {
+    increase_registers<kMathRegisters>();
+    compute_role<Op>(args, memory, schedule, epoch, group);
+  }
+  if constexpr (Op::kReduces) {
+    __syncthreads();
+    if (threadIdx.x == 0) leave_launch(args, epoch);
+  }
+}
+
+}  // namespace mk

@@ -1,0 +1,221 @@
+#pragma once
+// Between the ranks: where staged tiles and flags lie, the threads that send tiles, and the thread that tells of them.
+#include "device/schedule.cuh"
+#include "device/tile.cuh"
+
+namespace mk {
+
+/// What becomes of a finished sum: it stays with its owner, or every rank gets it, stored straight into its result or
+/// staged in its workspace and copied out there.
+enum class Broadcast { kNone, kDirect, kStaged };
+
+/// Addresses in the workspaces of all ranks, for one launch.
+template <class Tile>
+struct Staging {
+  const LaunchArguments& args;
+  u32 epoch;
+
+  MK_DEVICE u8* region(u32 at) const {
+    return reinterpret_cast<u8*>(args.workspace[at] + args.region_offset + (epoch & 1) * args.region_bytes);
+  }
+  /// A rank stages nothing with itself: sources are counted from the rank after.
+  MK_DEVICE u64 slot_offset(u32 at, u32 source, u32 index) const {
+    const u32 source_slot = source > at ? source - at - 1 : source + args.world - at - 1;
+    return (u64)(source_slot * args.slots + index % args.slots) * Tile::kTileBytes;
+  }
+  MK_DEVICE u8* partial_slot(u32 at, u32 source, u32 index) const {
+    return region(at) + slot_offset(at, source, index);
+  }
+  MK_DEVICE u8* final_slot(u32 at, u32 source, u32 index) const {
+    return region(at) + args.final_offset + slot_offset(at, source, index);
+  }
+  MK_DEVICE u32* flag(u32 at, FlagKind kind, u32 source, u32 index) const {
+    u32* words = reinterpret_cast<u32*>(args.workspace[at] + sizeof(WorkspaceHeader));
+    return words + ((u64)(kind * args.world + source) * args.max_tiles + index);
+  }
+};
+
+/// Store thread of one math group: receives the partials of own tiles, sends the panels of all tiles.
+template <class Op>
+struct ReduceSink {
+  using Tile = typename Op::Tile;
+  const LaunchArguments& args;
+  const SharedMemory<Tile>& memory;
+  const Staging<Tile> staging;
+  const int group;
+  u32 entered = 0;  ///< bit set of peers that are known to have left the launch before the last
+  u32 sent = 0;
+  u64 first_panel_ns = 0;
+  bool given_up = false;
+
+  MK_DEVICE ReduceSink(const LaunchArguments& args, const SharedMemory<Tile>& memory, u32 epoch, int group)
+      : args(args), memory(memory), staging{args, epoch}, group(group) {}
+
+  MK_DEVICE void wait(const u32* flag, u32 epoch, u32 peer, u32 tile) {
+    if (given_up) return;
+    // pairs-with: named at each call
+    given_up = !wait_until<Op::kOperator>(args, flag, epoch, WaitSite{kStoreRole, peer, tile});
+  }
+
+  MK_DEVICE void begin(const Task& task) {
+    if (task.owner == args.rank) {
+      receive(task);
+    } else {
+      claim_slot(task);
+    }
+  }
+
+  /// All partials of an own tile have come; the first is loaded into the panels, which are free: this thread waited for
+  /// its own stores to have read them.
+  MK_DEVICE void receive(const Task& task) {
+    for (u32 source = 0; source < args.world; ++source) {
+      if (source == args.rank) continue;
+      // pairs-with: partial_ready acquire (signal_role -> store_role), scope sys
+      wait(staging.flag(args.rank, kPartialReady, source, task.index), staging.epoch, source, task.index);
+      if (Op::kBroadcast == Broadcast::kStaged && task.index >= args.slots) {
+        // pairs-with: final_free acquire (copy_role -> store_role), scope sys
+        wait(staging.flag(args.rank, kFinalFree, source, task.index - args.slots), staging.epoch, source, task.index);
+      }
+    }
+    fence_proxy_async();  // flags were read by generic loads, the slots are read by bulk copies
+    const u8* slot = staging.partial_slot(args.rank, args.rank == 0 ? 1 : 0, task.index);
+#pragma unroll 1
+    for (int index = 0; index < Tile::kPanels; ++index) {
+      const u32 staged = memory.panel_staged(group, index);
+      mbarrier_arrive_expect(staged, Tile::kPanelBytes);
+      bulk_load(memory.panel(group, index), slot + panel_offset(index), Tile::kPanelBytes, staged);
+    }
+  }
+
+  /// The owner no longer reads what lies in the slot: not that of two launches ago, which used the same region, and not
+  /// an earlier tile of this launch.
+  MK_DEVICE void claim_slot(const Task& task) {
+    if (!(entered >> task.owner & 1)) {
+      // pairs-with: entered acquire (signal_role -> store_role), scope sys
+      wait(&workspace_header(args, args.rank)->entered[task.owner], staging.epoch - 1, task.owner, task.index);
+      entered |= 1u << task.owner;
+    }
+    if (task.index >= args.slots) {
+      // pairs-with: partial_free acquire (signal_role -> store_role), scope sys
+      wait(staging.flag(args.rank, kPartialFree, task.owner, task.index - args.slots), staging.epoch, task.owner,
+           task.index);
+    }
+  }
+
+  MK_DEVICE u32 panel_offset(int index) const { return (group * Tile::kPanels + index) * Tile::kPanelBytes; }
+
+  /// Pushes are spread over the next tile's mainloop: a burst on the link stalls this SM's own loads. After the last
+  /// tile of a block there is nothing to protect.
+  MK_DEVICE void pace(int index, bool last) {
+    if (args.pace_ns == 0 || last) return;
+    if (index == 0) first_panel_ns = global_timer_ns();
+    const u64 due_ns = first_panel_ns + (2 * index + group) * (args.pace_ns / 2);
+    while (global_timer_ns() < due_ns) __nanosleep(64);
+  }
+
+  MK_DEVICE void send(const Task& task, const TilePlace& place, int index, bool last) {
+    const u32 panel = memory.panel(group, index);
+    if (task.owner != args.rank) {
+      pace(index, last);
+      if (given_up) return;
+      bulk_store(staging.partial_slot(task.owner, args.rank, task.index) + panel_offset(index), panel,
+                 Tile::kPanelBytes);
+      return;
+    }
+    const i32 x = place.column + (Tile::kSplitsRows ? 0 : group * Tile::kGroupN) + index * Tile::kPanelN;
+    const i32 y = place.out_row + (Tile::kSplitsRows ? group * 64 : 0);
+    if constexpr (Op::kBroadcast != Broadcast::kNone) {
+      pace(index, last);
+      for (u32 step = 1; step < args.world && !given_up; ++step) {
+        const u32 peer = args.rank + step < args.world ? args.rank + step : args.rank + step - args.world;
+        if constexpr (Op::kBroadcast == Broadcast::kDirect) {
+          tensor_store(&args.peer_out[peer], panel, x, y, place.segment);
+        } else {
+          bulk_store(staging.final_slot(peer, args.rank, task.index) + panel_offset(index), panel, Tile::kPanelBytes);
+        }
+      }
+    }
+    tensor_store(&args.out, panel, x, y, place.segment);
+  }
+
+  MK_DEVICE void end(const Task& task, const typename Op::Schedule& schedule) {
+    if (!Op::publishes(args, schedule, task)) return;
+    bulk_wait<0>();
+    if (given_up) store_shared(memory.given_up(), 1);
+    // pairs-with: sent release (store_role -> signal_role), scope cta
+    store_release_shared(memory.sent_count(group), ++sent);
+  }
+};
+
+/// The one thread of a block that tells other ranks of finished tiles. Its fence waits for all bytes that the GPU has on
+/// the link; no thread with other work to do could bear that.
+template <class Op>
+struct Signaller {
+  using Tile = typename Op::Tile;
+  const LaunchArguments& args;
+  const SharedMemory<Tile>& memory;
+  const typename Op::Schedule& schedule;
+  const Staging<Tile> staging;
+  u32 position = blockIdx.x;
+  u32 published = 0;
+
+  MK_DEVICE Signaller(const LaunchArguments& args, const SharedMemory<Tile>& memory,
+                      const typename Op::Schedule& schedule, u32 epoch)
+      : args(args), memory(memory), schedule(schedule), staging{args, epoch} {
+    if (blockIdx.x != 0) return;
+    // The launch before this one has finished here. Publishes: its staging region may be written again.
+    // pairs-with: entered release (signal_role -> store_role), scope sys
+    fence_acq_rel_sys();
+    for (u32 peer = 0; peer < args.world; ++peer) {
+      // Relaxed: the fence above releases.
+      if (peer != args.rank) store_relaxed_sys(&workspace_header(args, peer)->entered[args.rank], epoch);
+    }
+  }
+
+  MK_DEVICE bool finished() const { return position >= schedule.positions(); }
+
+  /// Tell of the next tile if both store threads have sent it; never waits. Returns whether anything was done.
+  MK_DEVICE bool step() {
+    if (finished()) return false;
+    const Task task = schedule.task(position);
+    if (!task.valid || !Op::publishes(args, schedule, task)) {
+      position += gridDim.x;
+      return true;
+    }
+    // pairs-with: sent acquire (store_role -> signal_role), scope cta
+    if (load_acquire_shared(memory.sent_count(0)) == published) return false;
+    // pairs-with: sent acquire (store_role -> signal_role), scope cta
+    if (load_acquire_shared(memory.sent_count(1)) == published) return false;
+    ++published;
+    position += gridDim.x;
+    if (load_shared(memory.given_up())) {
+      position = schedule.positions();
+    } else {
+      publish(task);
+    }
+    return true;
+  }
+
+  MK_DEVICE void publish(const Task& task) {
+    fence_proxy_async();
+    // The bulk stores of this tile are complete (the store threads waited) and the staged partials have been read.
+    // pairs-with: partial_ready release (signal_role -> store_role), scope sys
+    // pairs-with: partial_free release (signal_role -> store_role), scope sys
+    // pairs-with: final_ready release (signal_role -> copy_role), scope sys
+    fence_acq_rel_sys();
+    if (task.owner != args.rank) {
+      // Relaxed: the fence above releases, once for all words.
+      store_relaxed_sys(staging.flag(task.owner, kPartialReady, args.rank, task.index), staging.epoch);
+      return;
+    }
+    for (u32 peer = 0; peer < args.world; ++peer) {
+      if (peer == args.rank) continue;
+      store_relaxed_sys(staging.flag(peer, kPartialFree, args.rank, task.index), staging.epoch);
+      if constexpr (Op::kBroadcast != Broadcast::kNone) {
+        store_relaxed_sys(staging.flag(peer, kFinalReady, args.rank, task.index), staging.epoch);
+      }
+    }
+  }
+};
+
+}  // namespace mk

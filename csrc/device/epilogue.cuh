@@ -1,0 +1,157 @@
+#pragma once
+// What happens to one panel of accumulators before it leaves the block.
+#include "device/comm.cuh"
+
+namespace mk {
+
+enum class Activation { kNone, kRelu, kGeluTanh, kGeluErf, kSilu };
+
+/// Source: torch.nn.functional; fp32 throughout.
+template <Activation kActivation>
+MK_DEVICE float activate(float x) {
+  if constexpr (kActivation == Activation::kRelu) return x < 0.f ? 0.f : x;  // keeps NaN, as torch does
+  if constexpr (kActivation == Activation::kSilu) return __fdividef(x, 1.f + __expf(-x));
+  if constexpr (kActivation == Activation::kGeluErf) return 0.5f * x * (1.f + erff(x * 0.70710678f));
+  if constexpr (kActivation == Activation::kGeluTanh) {
+    const float inner = 0.79788456f * (x + 0.044715f * x * x * x);
+    return x * (1.f - __fdividef(1.f, __expf(2.f * inner) + 1.f));  // (1 + tanh) / 2 = 1 - 1 / (exp(2 inner) + 1)
+  }
+  return x;
+}
+
+/// One thread's part of a panel. Fragment z covers 16 columns: values 8z, 8z+1 lie in row lane/4, columns
+/// 16z + 2 (lane%4) and the next; 8z+2, 8z+3 eight rows below; 8z+4.. eight columns to the right.
+template <class Element, class Tile>
+struct Panel {
+  static constexpr int kFragments = Tile::kPanelN / 16;
+  static constexpr int kValues = Tile::kPanelN / 2;
+  float values[kValues];
+
+  /// Offset of this thread's part of fragment 0 in a panel kept in fragment order; the next lies 512 bytes on. A warp's
+  /// fragments fill the same bytes as its 16 rows.
+  static MK_DEVICE u32 fragment_offset() {
+    return threadIdx.x / 32 % 4 * (kFragments * 512) + threadIdx.x % 32 * 16;
+  }
+
+  MK_DEVICE Vector4 packed(int fragment) const {
+    const float* v = values + fragment * 8;
+    return Vector4{Element::pack(v[0], v[1]), Element::pack(v[2], v[3]), Element::pack(v[4], v[5]),
+                   Element::pack(v[6], v[7])};
+  }
+  MK_DEVICE void add(int fragment, Vector4 partial) {
+    float* v = values + fragment * 8;
+    v[0] += Element::low(partial.x), v[1] += Element::high(partial.x);
+    v[2] += Element::low(partial.y), v[3] += Element::high(partial.y);
+    v[4] += Element::low(partial.z), v[5] += Element::high(partial.z);
+    v[6] += Element::low(partial.w), v[7] += Element::high(partial.w);
+  }
+  MK_DEVICE void add_bias(const LaunchArguments& args, i32 column) {
+    const u32* bias = reinterpret_cast<const u32*>(args.bias);
+#pragma unroll
+    for (int i = 0; i < 2 * kFragments; ++i) {
+      const u32 at = column + i * 8 + threadIdx.x % 4 * 2;
+      if (at >= args.n) continue;  // n is even
+      const u32 pair = __ldg(bias + at / 2);
+      values[i * 4] += Element::low(pair), values[i * 4 + 1] += Element::high(pair);
+      values[i * 4 + 2] += Element::low(pair), values[i * 4 + 3] += Element::high(pair);
+    }
+  }
+
+  /// Row-major, swizzled as the result's tensor map is.
+  MK_DEVICE void store_rows(u32 panel) const {
+    const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+#pragma unroll
+    for (int z = 0; z < kFragments; ++z) {
+      store_matrix(panel + swizzled<Tile::kRowBytes>(row, z * 2 + lane / 16), packed(z));
+    }
+  }
+  MK_DEVICE void store_fragments(u32 panel) const {
+#pragma unroll
+    for (int z = 0; z < kFragments; ++z) store_shared_vector(panel + fragment_offset() + z * 512, packed(z));
+  }
+};
+
+/// The sum over all ranks in rank order, in fp32. `own` are this rank's accumulators; the partial of the lowest other
+/// rank lies in shared memory, further ones are read from the staging slots.
+template <class Element, class Tile>
+MK_DEVICE void sum_partials(const LaunchArguments& args, const Staging<Tile>& staging, const Task& task, u32 shared,
+                            u32 offset_in_tile, const float* own, Panel<Element, Tile>& sum) {
+  using Values = Panel<Element, Tile>;
+  const bool low_rank = args.rank <= 1;  // this rank's accumulators come before all but the first partial
+#pragma unroll
+  for (int i = 0; i < Values::kValues; ++i) sum.values[i] = low_rank ? own[i] : 0.f;
+#pragma unroll
+  for (int z = 0; z < Values::kFragments; ++z) {
+    sum.add(z, load_shared_vector(shared + Values::fragment_offset() + z * 512));
+  }
+  __syncwarp();  // this warp's rows will be stored over what its lanes have read
+#pragma unroll 1
+  for (u32 source = low_rank ? 2 : 1; source < args.world; ++source) {
+    if (source == args.rank) {
+#pragma unroll
+      for (int i = 0; i < Values::kValues; ++i) sum.values[i] += own[i];
+      continue;
+    }
+    const u8* slot = staging.partial_slot(args.rank, source, task.index) + offset_in_tile + Values::fragment_offset();
+#pragma unroll
+    for (int z = 0; z < Values::kFragments; ++z) sum.add(z, load_global_vector(slot + z * 512));
+  }
+}
+
+/// Compute role: every tile of this block; the epilogue of one overlaps the loads of the next.
+template <class Op>
+MK_DEVICE void compute_role(const LaunchArguments& args, const SharedMemory<typename Op::Tile>& memory,
+                            const typename Op::Schedule& schedule, u32 epoch, int group) {
+  using Tile = typename Op::Tile;
+  using PanelValues = Panel<typename Op::Element, Tile>;
+  const Staging<Tile> staging{args, epoch};
+  const u32 k_blocks = count_k_blocks(args);
+  Ring<Tile> ring;
+  u32 tiles = 0, own_tiles = 0;
+  for (u32 position = blockIdx.x; position < schedule.positions(); position += gridDim.x) {
+    const Task task = schedule.task(position);
+    if (!task.valid) continue;
+    const bool own = !Op::kReduces || task.owner == args.rank;
+    float acc[Tile::kGroupN / 2];
+    multiply_tile<typename Op::Element>(args, memory, ring, group, k_blocks, acc);
+    i32 column = 0;
+    if constexpr (Op::kHasBias) {
+      column = schedule.template place<Tile>(args, task).column + (Tile::kSplitsRows ? 0 : group * Tile::kGroupN);
+    }
+#pragma unroll
+    for (int index = 0; index < Tile::kPanels; ++index) {
+      const u32 shared = memory.panel(group, index);
+      PanelValues panel;  // not in place: accumulators written outside wgmma make ptxas serialise all of them
+      const float* const own_values = acc + index * PanelValues::kValues;
+      if (Op::kReduces && own) {
+        wait_phase(args, memory.panel_staged(group, index), own_tiles & 1, kComputeRole);
+        sum_partials(args, staging, task, shared, (group * Tile::kPanels + index) * Tile::kPanelBytes, own_values,
+                     panel);
+      } else {
+        wait_phase(args, memory.panel_empty(group, index), (tiles & 1) ^ 1, kComputeRole);
+#pragma unroll
+        for (int i = 0; i < PanelValues::kValues; ++i) panel.values[i] = own_values[i];
+      }
+      if constexpr (Op::kHasBias) panel.add_bias(args, column + index * Tile::kPanelN);
+      if (Op::kReduces && own) {
+#pragma unroll
+        for (int i = 0; i < PanelValues::kValues; ++i) panel.values[i] *= args.scale;
+      }
+      if constexpr (Op::kActivation != Activation::kNone) {
+#pragma unroll
+        for (int i = 0; i < PanelValues::kValues; ++i) panel.values[i] = activate<Op::kActivation>(panel.values[i]);
+      }
+      if (own) {
+        panel.store_rows(shared);
+      } else {
+        panel.store_fragments(shared);
+      }
+      fence_proxy_async_shared();
+      mbarrier_arrive(memory.panel_full(group, index));
+    }
+    ++tiles;
+    if (own) ++own_tiles;
+  }
+}
+
+}  // namespace mk

@@ -1,0 +1,195 @@
+#pragma once
+// The shape of a block's work: tile, pipeline, shared memory, matrix descriptors, and the mainloop of one tile.
+#include "device/element.cuh"
+#include "device/generated/wgmma.cuh"
+#include "device/sync.cuh"
+
+namespace mk {
+
+inline constexpr int kMathGroups = 2;
+inline constexpr int kThreads = (kMathGroups + 1) * 128;
+inline constexpr int kBlockK = 64;
+inline constexpr int kSparePanels = 2;
+
+/// Tile of kBlockM x kBlockN. Two math groups halve its rows (kBlockM 128) or its columns (kBlockM 64). Each group's
+/// part is cut into panels of 64 rows and at most 64 columns, the unit of stores and pushes.
+template <int kBlockM_, int kBlockN_, int kStages_, bool kWeightIsKn_, bool kCopiesOut_>
+struct TileShape {
+  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kStages = kStages_;
+  static constexpr bool kWeightIsKn = kWeightIsKn_;  ///< weight in memory [k, n]; else [n, k]
+  static constexpr bool kCopiesOut = kCopiesOut_;    ///< two more panels, through which finished tiles are copied out
+  static constexpr bool kSplitsRows = kBlockM == 128;
+  static constexpr int kGroupN = kSplitsRows ? kBlockN : kBlockN / kMathGroups;
+  static constexpr int kPanelN = kGroupN < 64 ? kGroupN : 64;
+  static constexpr int kPanels = kGroupN / kPanelN;
+  static constexpr int kRowBytes = kPanelN * 2;
+  static constexpr int kPanelBytes = 64 * kRowBytes;
+  static constexpr int kTileBytes = kMathGroups * kPanels * kPanelBytes;
+  static constexpr int kBytesA = kBlockM * kBlockK * 2;
+  static constexpr int kBytesB = kBlockN * kBlockK * 2;
+  static constexpr int kStageBytes = kBytesA + kBytesB;
+  static_assert(kBlockM == 64 || kBlockM == 128, "one or two row halves");
+  static_assert(kPanelN >= 16 && kGroupN % kPanelN == 0, "whole panels");
+
+  // Shared memory, from a 1024-byte boundary.
+  static constexpr int kPanelOffset = kStages * kStageBytes;
+  static constexpr int kSpareOffset = kPanelOffset + kTileBytes;
+  static constexpr int kBarrierOffset = kSpareOffset + (kCopiesOut ? kSparePanels * kPanelBytes : 0);
+  static constexpr int kBarriers = 2 * kStages + 3 * kMathGroups * kPanels + kSparePanels;
+  static constexpr int kWordOffset = kBarrierOffset + kBarriers * 8;
+  static constexpr int kSharedBytes = 1024 + kWordOffset + 32;
+  static_assert(kSharedBytes <= 232448, "shared memory of one SM");
+};
+
+/// Addresses in shared memory.
+template <class Tile>
+struct SharedMemory {
+  u32 base;
+
+  MK_DEVICE u32 a(int stage) const { return base + stage * Tile::kStageBytes; }
+  MK_DEVICE u32 b(int stage) const { return a(stage) + Tile::kBytesA; }
+  MK_DEVICE u32 panel(int group, int index) const {
+    return base + Tile::kPanelOffset + (group * Tile::kPanels + index) * Tile::kPanelBytes;
+  }
+  MK_DEVICE u32 spare(int index) const { return base + Tile::kSpareOffset + index * Tile::kPanelBytes; }
+
+  MK_DEVICE u32 barrier(int index) const { return base + Tile::kBarrierOffset + index * 8; }
+  MK_DEVICE u32 stage_full(int stage) const { return barrier(stage); }
+  MK_DEVICE u32 stage_empty(int stage) const { return barrier(Tile::kStages + stage); }
+  MK_DEVICE u32 panel_barrier(int kind, int group, int index) const {
+    return barrier(2 * Tile::kStages + (kind * kMathGroups + group) * Tile::kPanels + index);
+  }
+  MK_DEVICE u32 panel_full(int group, int index) const { return panel_barrier(0, group, index); }
+  MK_DEVICE u32 panel_empty(int group, int index) const { return panel_barrier(1, group, index); }
+  /// The staged partial of an own tile has been loaded into the panel.
+  MK_DEVICE u32 panel_staged(int group, int index) const { return panel_barrier(2, group, index); }
+  MK_DEVICE u32 spare_full(int index) const {
+    return barrier(2 * Tile::kStages + 3 * kMathGroups * Tile::kPanels + index);
+  }
+
+  /// Tiles of which a store warp has sent everything, counted.
+  MK_DEVICE u32 sent_count(int group) const { return base + Tile::kWordOffset + group * 4; }
+  MK_DEVICE u32 given_up() const { return base + Tile::kWordOffset + 8; }
+  MK_DEVICE u32 epoch() const { return base + Tile::kWordOffset + 12; }
+
+  MK_DEVICE void init() const {
+    for (int stage = 0; stage < Tile::kStages; ++stage) {
+      mbarrier_init(stage_full(stage), 1);
+      mbarrier_init(stage_empty(stage), kMathGroups);
+    }
+    for (int group = 0; group < kMathGroups; ++group) {
+      for (int index = 0; index < Tile::kPanels; ++index) {
+        mbarrier_init(panel_full(group, index), 128);
+        mbarrier_init(panel_empty(group, index), 1);
+        mbarrier_init(panel_staged(group, index), 1);
+      }
+      store_shared(sent_count(group), 0);
+    }
+    for (int index = 0; index < kSparePanels; ++index) mbarrier_init(spare_full(index), 1);
+    store_shared(given_up(), 0);
+    fence_mbarrier_init();
+  }
+};
+
+/// Position in the ring of pipeline stages.
+template <class Tile>
+struct Ring {
+  int stage = 0;
+  u32 parity = 0;
+
+  MK_DEVICE void advance() {
+    if (++stage == Tile::kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+/// Byte offset of a 16-byte chunk in rows of kRowBytes, swizzled as the tensor map of that row length does.
+template <int kRowBytes>
+MK_DEVICE u32 swizzled(u32 row, u32 chunk) {
+  constexpr u32 kChunks = kRowBytes / 16;
+  return row * kRowBytes + ((chunk ^ ((row * kRowBytes / 128) % kChunks)) << 4);
+}
+
+/// wgmma matrix descriptor. Source: PTX ISA, "Matrix Descriptor Format".
+MK_DEVICE u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u64 swizzle) {
+  return (u64)((address & 0x3ffff) >> 4) | ((u64)(leading_bytes >> 4) << 16) | ((u64)(stride_bytes >> 4) << 32) |
+         (swizzle << 62);
+}
+template <int kRowBytes>
+MK_DEVICE constexpr u64 swizzle_mode() {
+  return kRowBytes == 128 ? 1 : kRowBytes == 64 ? 2 : 3;
+}
+
+/// Operand with k contiguous, 128-byte rows: groups of eight rows are 1024 bytes apart.
+MK_DEVICE u64 k_major_descriptor(u32 address) { return matrix_descriptor(address, 16, 1024, 1); }
+
+/// Weight with n contiguous, chunks of [64 k, kPanelN n]: chunks lie kPanelBytes apart, groups of eight k eight rows.
+template <class Tile>
+MK_DEVICE u64 n_major_descriptor(u32 address) {
+  return matrix_descriptor(address, Tile::kPanelBytes, 8 * Tile::kRowBytes, swizzle_mode<Tile::kRowBytes>());
+}
+
+/// Load role: one tile's operands, k-block by k-block, into the ring.
+template <class Tile>
+MK_DEVICE void load_tile(const LaunchArguments& args, const SharedMemory<Tile>& memory, Ring<Tile>& ring, i32 row,
+                         i32 column) {
+  for (u32 term = 0; term < args.terms; ++term) {
+    for (u32 k = 0; k < args.k[term]; k += kBlockK) {
+      wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole);
+      const u32 full = memory.stage_full(ring.stage);
+      mbarrier_arrive_expect(full, Tile::kStageBytes);
+      tensor_load(memory.a(ring.stage), &args.a[term], full, k, row);
+      if constexpr (Tile::kWeightIsKn) {
+#pragma unroll
+        for (int chunk = 0; chunk < Tile::kBlockN / Tile::kPanelN; ++chunk) {
+          tensor_load(memory.b(ring.stage) + chunk * Tile::kPanelBytes, &args.weight[term], full,
+                      column + chunk * Tile::kPanelN, k);
+        }
+      } else {
+        tensor_load(memory.b(ring.stage), &args.weight[term], full, k, column);
+      }
+      ring.advance();
+    }
+  }
+}
+
+MK_DEVICE u32 count_k_blocks(const LaunchArguments& args) {
+  u32 blocks = 0;
+  for (u32 term = 0; term < args.terms; ++term) blocks += (args.k[term] + kBlockK - 1) / kBlockK;
+  return blocks;
+}
+
+/// Compute role: one group's part of a tile, acc = A * B. A stage is handed back one k-block late, when the products
+/// that read it are known to be finished.
+template <class Element, class Tile, int kAccumulators>
+MK_DEVICE void multiply_tile(const LaunchArguments& args, const SharedMemory<Tile>& memory, Ring<Tile>& ring, int group,
+                             u32 k_blocks, float (&acc)[kAccumulators]) {
+  using Mma = Wgmma<Tile::kGroupN, Element, Tile::kWeightIsKn>;
+  constexpr u32 kOffsetA = Tile::kSplitsRows ? 64 * kBlockK * 2 : 0;
+  constexpr u32 kOffsetB = Tile::kSplitsRows ? 0 : Tile::kGroupN * kBlockK * 2;
+  constexpr u32 kStepB = Tile::kWeightIsKn ? 16 * Tile::kRowBytes : 32;  // sixteen k further on
+  const bool leader = threadIdx.x % 128 == 0;
+  int previous = -1;
+  for (u32 block = 0; block < k_blocks; ++block) {
+    wait_phase(args, memory.stage_full(ring.stage), ring.parity, kComputeRole);
+    const u64 a = k_major_descriptor(memory.a(ring.stage) + group * kOffsetA);
+    const u32 b_address = memory.b(ring.stage) + group * kOffsetB;
+    const u64 b = Tile::kWeightIsKn ? n_major_descriptor<Tile>(b_address) : k_major_descriptor(b_address);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kBlockK / 16; ++step) {
+      Mma::multiply(acc, a + step * 2, b + step * (kStepB >> 4), (block | step) != 0);
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (previous >= 0 && leader) mbarrier_arrive(memory.stage_empty(previous));
+    previous = ring.stage;
+    ring.advance();
+  }
+  wgmma_wait<0>();
+  if (leader) mbarrier_arrive(memory.stage_empty(previous));
+}
+
+}  // namespace mk

@@ -1,0 +1,124 @@
+"""The bytes that Python and the device share: ctypes mirrors of `csrc/abi`, and C++ assertions that they agree.
+
+Every compiled kernel carries the assertions, so a mirror that has drifted is a compile error, not a wrong result.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+MAX_WORLD = 16
+MAX_TERMS = 4
+TENSOR_MAP_BYTES = 128
+WORKSPACE_HEADER_BYTES = 512
+NUM_FLAG_KINDS = 4
+
+OPERATORS = ("gemm", "gemm_reduce_scatter", "gemm_all_reduce")
+ROLES = ("load", "compute", "store", "signal", "copy", "entry")
+
+NO_FAULT = 0
+PEER_TIMEOUT = 1
+LAUNCH_ORDER = 2
+LOCAL_STALL = 3
+
+
+class TensorMap(ctypes.Structure):
+    """A CUtensorMap; the driver asks for 64-byte alignment."""
+
+    _align_ = 64
+    _fields_ = (("opaque", ctypes.c_uint64 * 16),)
+
+
+class FaultReport(ctypes.Structure):
+    """What a wait saw when it gave up; `code` is written last."""
+
+    _fields_ = (
+        ("code", ctypes.c_uint32),
+        ("op", ctypes.c_uint32),
+        ("rank", ctypes.c_uint32),
+        ("peer", ctypes.c_uint32),
+        ("role", ctypes.c_uint32),
+        ("tile", ctypes.c_uint32),
+        ("expected", ctypes.c_uint32),
+        ("seen", ctypes.c_uint32),
+        ("waited_ns", ctypes.c_uint64),
+        ("block", ctypes.c_uint32),
+        ("thread", ctypes.c_uint32),
+    )
+
+
+class WorkspaceHeader(ctypes.Structure):
+    """First bytes of a workspace."""
+
+    _fields_ = (
+        ("epoch", ctypes.c_uint32),
+        ("blocks_in", ctypes.c_uint32),
+        ("blocks_out", ctypes.c_uint32),
+        ("abort", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32 * 60),
+        ("entered", ctypes.c_uint32 * MAX_WORLD),
+        ("padding", ctypes.c_uint32 * 48),
+    )
+
+
+class KernelArguments(ctypes.Structure):
+    """`mk::LaunchArguments`, the one parameter of every kernel. `csrc/abi/launch_arguments.h` says what each field is."""
+
+    _fields_ = (
+        ("a", ctypes.c_uint64 * 16 * MAX_TERMS),
+        ("weight", ctypes.c_uint64 * 16 * MAX_TERMS),
+        ("out", ctypes.c_uint64 * 16),
+        ("peer_out", ctypes.c_uint64 * 16 * MAX_WORLD),
+        ("workspace", ctypes.c_uint64 * MAX_WORLD),
+        ("multicast", ctypes.c_uint64),
+        ("bias", ctypes.c_uint64),
+        ("fault", ctypes.c_uint64),
+        ("deadline_ns", ctypes.c_uint64),
+        ("region_offset", ctypes.c_uint64),
+        ("region_bytes", ctypes.c_uint64),
+        ("final_offset", ctypes.c_uint64),
+        ("m", ctypes.c_uint32),
+        ("n", ctypes.c_uint32),
+        ("k", ctypes.c_uint32 * MAX_TERMS),
+        ("terms", ctypes.c_uint32),
+        ("rank", ctypes.c_uint32),
+        ("world", ctypes.c_uint32),
+        ("segments", ctypes.c_uint32),
+        ("segment_rows", ctypes.c_uint32),
+        ("raster_group", ctypes.c_uint32),
+        ("lag", ctypes.c_uint32),
+        ("slots", ctypes.c_uint32),
+        ("max_tiles", ctypes.c_uint32),
+        ("pace_ns", ctypes.c_uint32),
+        ("scale", ctypes.c_float),
+        ("reserved", ctypes.c_uint32),
+    )
+
+
+_MIRRORS: tuple[tuple[str, type[ctypes.Structure]], ...] = (
+    ("LaunchArguments", KernelArguments),
+    ("FaultReport", FaultReport),
+    ("WorkspaceHeader", WorkspaceHeader),
+)
+
+
+def padded_size(structure: type[ctypes.Structure]) -> int:
+    """Size on the device, where LaunchArguments is padded to the alignment of its tensor maps."""
+    size = ctypes.sizeof(structure)
+    return -(-size // 64) * 64 if structure is KernelArguments else size
+
+
+def assertions() -> str:
+    """C++ text that fails to compile unless every mirror has the device's size and offsets."""
+    lines = [
+        f"static_assert(mk::kMaxWorld == {MAX_WORLD} && mk::kMaxTerms == {MAX_TERMS});",
+        f"static_assert(sizeof(mk::WorkspaceHeader) == {WORKSPACE_HEADER_BYTES});",
+        f"static_assert(mk::kFlagKinds == {NUM_FLAG_KINDS});",
+    ]
+    for name, mirror in _MIRRORS:
+        lines.append(f"static_assert(sizeof(mk::{name}) == {padded_size(mirror)});")
+        for field in mirror._fields_:
+            offset = getattr(mirror, field[0]).offset
+            # NVRTC has no offsetof; this is the front end's own constant form of it.
+            lines.append(f"static_assert(__INTADDR__(&((mk::{name}*)0)->{field[0]}) == {offset});")
+    return "\n".join(lines) + "\n"

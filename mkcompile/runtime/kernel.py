@@ -1,0 +1,247 @@
+"""Kernels: `compile_kernel(config)` to machine code, `load_kernel(...)` onto a device, `launch(...)` into a stream.
+
+Nothing here knows of process groups or tensors: peers are tables of addresses, so that the ranks of a launch may be
+processes that share symmetric memory, several GPUs of one process, or several streams of one GPU.
+
+    kernel = load_kernel(compile_kernel(KernelConfig(operator="gemm_reduce_scatter")), device_idx=0)
+    launch(kernel, LaunchArguments(terms=((a_MK, w_NK),), out=out, schedule=..., peers=PeerTable(...)), stream)
+
+A launch needs its device to be current in the calling thread, as torch's own operators do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import lru_cache
+
+from mkcompile.config import settings
+from mkcompile.errors import OperatorInputError
+from mkcompile.runtime import abi, driver, nvrtc, sources, tensor_map
+from mkcompile.runtime.kernel_cache import KernelCache, entry_key
+from mkcompile.runtime.kernel_config import BLOCK_K, NUM_THREADS, KernelConfig
+from mkcompile.runtime.tensor_map import Matrix
+from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule
+from mkcompile.runtime.workspace_layout import WorkspaceLayout
+
+ARCHITECTURE = "sm_90a"
+OPTIONS = (f"--gpu-architecture={ARCHITECTURE}", "-std=c++20", "--ptxas-options=-v", "-lineinfo")
+_ENTRY_POINT = "mk_kernel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledKernel:
+    """Machine code of one configuration."""
+
+    config: KernelConfig
+    cubin: nvrtc.Cubin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedKernel:
+    """A kernel on one device, ready to be launched."""
+
+    config: KernelConfig
+    device_idx: int
+    function: ctypes.c_void_p
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerTable:
+    """The ranks of a launch as this device sees them: entry r is rank r's, this rank's own included.
+
+    `workspaces` are addresses of workspaces of one `layout`, whose first `layout.region_offset` bytes were zero before
+    the first launch on any rank. `outs` are the addresses of the results, for `broadcast="direct"`. `fault_address` is
+    an `abi.FaultReport` in host memory that the device can write.
+    Units: `timeout_s` seconds that a wait for a peer may last.
+    """
+
+    rank: int
+    workspaces: tuple[int, ...]
+    layout: WorkspaceLayout
+    fault_address: int
+    timeout_s: float
+    outs: tuple[int, ...] = ()
+    multicast: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.workspaces) != self.layout.world or not 0 <= self.rank < self.layout.world:
+            raise OperatorInputError(f"rank {self.rank} and {len(self.workspaces)} workspaces for {self.layout.world} ranks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchArguments:
+    """One launch.
+
+    Shapes: terms[i] is (a_MK, weight_NK or weight_KN by the kernel's layout); the GEMM sums over them. out is [m, n], for
+    reduce-scatter this rank's [m / world, n]. A reduce-scatter whose rows are [segments, world, rows] in memory says
+    how many `segments` there are. bias [n] is added to this rank's product (0: none). `scale` multiplies the sum.
+    """
+
+    terms: tuple[tuple[Matrix, Matrix], ...]
+    out: Matrix
+    schedule: TileSchedule
+    peers: PeerTable | None = None
+    bias: int = 0
+    segments: int = 1
+    scale: float = 1.0
+
+    @property
+    def size(self) -> LaunchSize:
+        """Size of the launch."""
+        return LaunchSize(
+            m=self.terms[0][0].rows,
+            n=self.out.columns,
+            k=sum(a.columns for a, _ in self.terms),
+            world=self.peers.layout.world if self.peers else 1,
+            segments=self.segments,
+        )
+
+
+@lru_cache(maxsize=1024)
+def compile_kernel(config: KernelConfig) -> CompiledKernel:
+    """Machine code for a configuration, from this process, from disk, or from the compiler (about 1 s).
+
+    Raises: CompileError; UnsupportedDeviceError where NVRTC is not installed.
+    """
+    source = config.source() + abi.assertions()
+    headers = sources.headers()
+    cache = KernelCache(settings().cache_dir / "kernels")
+    key = entry_key(source, headers, OPTIONS, nvrtc.version())
+    cubin = cache.load(key)
+    if cubin is None:
+        cubin = nvrtc.compile_cubin(config.name, source, headers, OPTIONS)
+        cache.store(key, cubin)
+    return CompiledKernel(config=config, cubin=cubin)
+
+
+@lru_cache(maxsize=1024)
+def load_kernel(kernel: CompiledKernel, device_idx: int) -> LoadedKernel:
+    """Load onto a device, once. Do this before any launch of it spins: loading may wait for the device.
+
+    Raises: UnsupportedDeviceError where there is no driver; DriverError.
+    """
+    function = driver.load_function(kernel.cubin.image, _ENTRY_POINT, kernel.config.shared_bytes, device_idx)
+    return LoadedKernel(config=kernel.config, device_idx=device_idx, function=function)
+
+
+def _check_arguments(config: KernelConfig, arguments: LaunchArguments) -> None:
+    size = arguments.size
+    if config.reduces != (arguments.peers is not None):
+        raise OperatorInputError(f"{config.operator} {'needs' if config.reduces else 'takes no'} peers")
+    if not 1 <= len(arguments.terms) <= abi.MAX_TERMS:
+        raise OperatorInputError(f"{len(arguments.terms)} products; one launch sums 1 to {abi.MAX_TERMS}")
+    for a, weight in arguments.terms:
+        weight_shape = (size.n, a.columns) if config.weight_layout == "nk" else (a.columns, size.n)
+        if a.rows != size.m or (weight.rows, weight.columns) != weight_shape:
+            raise OperatorInputError(f"a {a.rows}x{a.columns}, weight {weight.rows}x{weight.columns}, result of {size.n}")
+        if a.columns % 8 or a.columns < 8:
+            raise OperatorInputError(f"k must be a multiple of 8, got {a.columns}")
+    if size.m < 1 or size.n < 8 or size.n % 8:
+        raise OperatorInputError(f"m must be at least 1 and n a multiple of 8, got m={size.m} n={size.n}")
+    owners = size.world if config.operator == "gemm_reduce_scatter" else 1
+    if size.m % (arguments.segments * owners) or arguments.out.rows * owners != size.m:
+        raise OperatorInputError(
+            f"{size.m} rows in {arguments.segments} segments for {size.world} ranks and a result of {arguments.out.rows}"
+        )
+    if config.has_bias != (arguments.bias != 0):
+        raise OperatorInputError("the kernel's bias and the launch's differ")
+    if config.broadcast == "direct" and (arguments.peers is None or len(arguments.peers.outs) != size.world):
+        raise OperatorInputError('broadcast="direct" needs the address of every rank\'s result')
+
+
+def _fill_maps(packed: abi.KernelArguments, config: KernelConfig, arguments: LaunchArguments) -> None:
+    n = arguments.out.columns
+    for i, (a, weight) in enumerate(arguments.terms):
+        k = a.columns
+        packed.k[i] = k
+        a_map = tensor_map.encode(a.pointer, config.dtype, (k, a.rows), (a.stride,), (BLOCK_K, config.block_m), 128)
+        sizes, box = ((k, n), (BLOCK_K, config.block_n)) if config.weight_layout == "nk" else (
+            (n, k), (config.panel_n, BLOCK_K)
+        )  # fmt: skip
+        weight_map = tensor_map.encode(
+            weight.pointer, config.dtype, sizes, (weight.stride,), box, min(128, box[0] * 2)
+        )
+        ctypes.memmove(packed.a[i], a_map, len(a_map))
+        ctypes.memmove(packed.weight[i], weight_map, len(weight_map))
+    out = arguments.out
+    rows = out.rows // arguments.segments
+    outs = arguments.peers.outs if arguments.peers and config.broadcast == "direct" else ()
+    for target, pointer in [(packed.out, out.pointer), *zip(packed.peer_out, outs, strict=False)]:
+        out_map = tensor_map.encode(
+            pointer, config.dtype, (n, rows, arguments.segments), (out.stride, out.stride * rows),
+            (config.panel_n, 64, 1), config.panel_n * 2,
+        )  # fmt: skip
+        ctypes.memmove(target, out_map, len(out_map))
+
+
+def _fill_peers(packed: abi.KernelArguments, config: KernelConfig, arguments: LaunchArguments) -> None:
+    peers = arguments.peers
+    packed.world = 1
+    packed.deadline_ns = 10_000_000_000
+    if peers is None:
+        return
+    layout = peers.layout
+    tiles = arguments.size.tiles_per_owner(config)
+    slots = layout.slots_for(config, tiles, min(tiles, arguments.schedule.lag))
+    packed.rank, packed.world = peers.rank, layout.world
+    for rank, address in enumerate(peers.workspaces):
+        packed.workspace[rank] = address
+    packed.multicast = peers.multicast
+    packed.fault = peers.fault_address
+    packed.deadline_ns = int(peers.timeout_s * 1e9)
+    packed.region_offset, packed.region_bytes = layout.region_offset, layout.region_bytes
+    packed.max_tiles = layout.max_tiles
+    packed.slots, packed.final_offset = slots.slots, slots.final_offset
+
+
+class PreparedLaunch:
+    """A launch with its argument block filled in: `run` may be called again while pointers and sizes stay the same.
+
+    It keeps no reference to memory; the caller keeps operands and workspaces alive until the stream is done.
+    Raises: OperatorInputError, WorkspaceError.
+    """
+
+    def __init__(self, kernel: LoadedKernel, arguments: LaunchArguments) -> None:
+        config, schedule, size = kernel.config, arguments.schedule, arguments.size
+        _check_arguments(config, arguments)
+        packed = abi.KernelArguments(
+            m=size.m, n=size.n, terms=len(arguments.terms), segments=arguments.segments, bias=arguments.bias,
+            raster_group=schedule.raster_group, lag=schedule.lag, pace_ns=schedule.pace_ns, scale=arguments.scale,
+        )  # fmt: skip
+        owners = size.world if config.operator == "gemm_reduce_scatter" else 1
+        packed.segment_rows = size.m // (arguments.segments * owners)
+        if config.reduces and schedule.lag < 1:
+            raise OperatorInputError("an operator with peers needs a lag of at least one tile")
+        _fill_maps(packed, config, arguments)
+        _fill_peers(packed, config, arguments)
+        self._kernel = kernel
+        self._packed = packed
+        self._parameters = (ctypes.c_void_p * 1)(ctypes.addressof(packed))
+        self._attribute = driver.cooperative_attribute()
+        self._config = driver.LaunchConfig(
+            grid=(schedule.grid, 1, 1),
+            block=(NUM_THREADS, 1, 1),
+            shared_bytes=config.shared_bytes,
+            attributes=ctypes.pointer(self._attribute),
+            num_attributes=1 if config.reduces else 0,
+        )
+        self._launch = driver.library().cuLaunchKernelEx
+
+    def run(self, stream: int) -> None:
+        """Enqueue it on a stream of the kernel's device, which must be current.
+
+        Raises: DriverError.
+        """
+        self._config.stream = stream
+        code = self._launch(ctypes.byref(self._config), self._kernel.function, self._parameters, None)
+        if code:
+            driver.check(f"cuLaunchKernelEx({self._kernel.config.name}, grid {self._config.grid[0]})", code)
+
+
+def launch(kernel: LoadedKernel, arguments: LaunchArguments, stream: int) -> None:
+    """Prepare and run once.
+
+    Raises: OperatorInputError, WorkspaceError, DriverError.
+    """
+    PreparedLaunch(kernel, arguments).run(stream)

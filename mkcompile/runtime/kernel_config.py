@@ -1,0 +1,151 @@
+"""`KernelConfig`: everything that a compiled kernel depends on, and the configurations that are offered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import Literal
+
+from mkcompile.errors import OperatorInputError
+
+OperatorName = Literal["gemm", "gemm_reduce_scatter", "gemm_all_reduce"]
+Broadcast = Literal["none", "direct", "staged"]
+DtypeName = Literal["bfloat16", "float16"]
+WeightLayout = Literal["nk", "kn"]
+Activation = Literal["none", "relu", "gelu_tanh", "gelu_erf", "silu"]
+
+NUM_THREADS = 384
+BLOCK_K = 64
+_SHARED_LIMIT_BYTES = 232448
+_ELEMENTS = {"bfloat16": "Bf16", "float16": "Fp16"}
+_ACTIVATIONS = {"none": "kNone", "relu": "kRelu", "gelu_tanh": "kGeluTanh", "gelu_erf": "kGeluErf", "silu": "kSilu"}
+_BROADCASTS = {"none": "kNone", "direct": "kDirect", "staged": "kStaged"}
+
+#: Tiles (rows, columns) from the smallest to the largest.
+TILES = ((64, 32), (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 192), (128, 256))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelConfig:
+    """One kernel to compile. Problem sizes, strides, ranks and schedules are arguments of a launch, not of this.
+
+    `stages` 0 takes as many as fit. `broadcast` is for `gemm_all_reduce`: finished tiles go `direct` into every rank's
+    result, which then lies in memory that peers can write, or `staged` through the workspace into any memory.
+
+    Raises: OperatorInputError for a combination that does not exist.
+    """
+
+    operator: OperatorName = "gemm"
+    block_m: int = 128
+    block_n: int = 256
+    stages: int = 0
+    dtype: DtypeName = "bfloat16"
+    weight_layout: WeightLayout = "nk"
+    has_bias: bool = False
+    activation: Activation = "none"
+    broadcast: Broadcast = "none"
+
+    def __post_init__(self) -> None:
+        if (self.block_m, self.block_n) not in TILES:
+            raise OperatorInputError(f"no tile {self.block_m}x{self.block_n}; tiles: {TILES}")
+        if self.dtype not in _ELEMENTS:
+            raise OperatorInputError(f"fused kernels take bfloat16 and float16, not {self.dtype}")
+        if self.weight_layout not in ("nk", "kn"):
+            raise OperatorInputError(f"a weight must be contiguous along n or k, layout {self.weight_layout!r} is neither")
+        if self.activation != "none" and self.operator != "gemm":
+            raise OperatorInputError(f"{self.operator} has no activation")
+        if (self.broadcast != "none") != (self.operator == "gemm_all_reduce"):
+            raise OperatorInputError(f"{self.operator} can't have broadcast={self.broadcast!r}")
+        if self.stages == 0:
+            object.__setattr__(self, "stages", min(12, self._stages_that_fit()))
+        if not 2 <= self.stages <= self._stages_that_fit():
+            raise OperatorInputError(f"{self.stages} stages do not fit; at most {self._stages_that_fit()}")
+
+    @property
+    def reduces(self) -> bool:
+        """Whether ranks take part together."""
+        return self.operator != "gemm"
+
+    @property
+    def group_n(self) -> int:
+        """Columns of one math group."""
+        return self.block_n if self.block_m == 128 else self.block_n // 2
+
+    @property
+    def panel_n(self) -> int:
+        """Columns of one panel, the unit of stores."""
+        return min(64, self.group_n)
+
+    @property
+    def num_panels(self) -> int:
+        """Panels of one math group."""
+        return self.group_n // self.panel_n
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of one staged tile."""
+        return self.block_m * self.block_n * 2
+
+    def _fixed_shared_bytes(self) -> int:
+        spare_bytes = 2 * 64 * self.panel_n * 2 if self.broadcast == "staged" else 0
+        barriers = 3 * 2 * self.num_panels + 2
+        return 1024 + self.tile_bytes + spare_bytes + barriers * 8 + 32
+
+    def _stages_that_fit(self) -> int:
+        stage_bytes = (self.block_m + self.block_n) * BLOCK_K * 2 + 16
+        return (_SHARED_LIMIT_BYTES - self._fixed_shared_bytes()) // stage_bytes
+
+    def with_tile(self, block_m: int, block_n: int) -> KernelConfig:
+        """The same kernel with another tile and as many stages as fit."""
+        return replace(self, block_m=block_m, block_n=block_n, stages=0)
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory; the compiled source asserts the same number."""
+        return self._fixed_shared_bytes() + self.stages * ((self.block_m + self.block_n) * BLOCK_K * 2 + 16)
+
+    @cached_property
+    def name(self) -> str:
+        """A readable name, unique among configurations."""
+        parts = [self.operator, f"{self.block_m}x{self.block_n}", f"s{self.stages}", self.dtype, self.weight_layout]
+        parts += ["bias"] if self.has_bias else []
+        parts += [part for part in (self.activation, self.broadcast) if part != "none"]
+        return "_".join(parts)
+
+    def source(self) -> str:
+        """The translation unit: one kernel, `mk_kernel`."""
+        flags = {True: "true", False: "false"}
+        tile = (
+            f"mk::TileShape<{self.block_m}, {self.block_n}, {self.stages}, {flags[self.weight_layout == 'kn']}, "
+            f"{flags[self.broadcast == 'staged']}>"
+        )
+        arguments = f"Tile, mk::{_ELEMENTS[self.dtype]}, {flags[self.has_bias]}"
+        operator = {
+            "gemm": f"mk::Gemm<{arguments}, mk::Activation::{_ACTIVATIONS[self.activation]}>",
+            "gemm_reduce_scatter": f"mk::GemmReduceScatter<{arguments}>",
+            "gemm_all_reduce": f"mk::GemmAllReduce<{arguments}, mk::Broadcast::{_BROADCASTS[self.broadcast]}>",
+        }[self.operator]
+        return (
+            f'#include "device/operators/{self.operator}.cuh"\n'
+            f"using Tile = {tile};\n"
+            f"static_assert(Tile::kSharedBytes == {self.shared_bytes} && mk::kThreads == {NUM_THREADS});\n"
+            f'extern "C" __global__ void __launch_bounds__({NUM_THREADS}, 1)\n'
+            f"mk_kernel(const __grid_constant__ mk::LaunchArguments args) {{\n"
+            f"  mk::run_block<{operator}>(args);\n}}\n"
+        )
+
+
+def all_configs() -> list[KernelConfig]:
+    """Every configuration that the runtime may ask for, smallest tiles first."""
+    reducing: list[tuple[OperatorName, Broadcast]] = [
+        ("gemm_reduce_scatter", "none"), ("gemm_all_reduce", "direct"), ("gemm_all_reduce", "staged")
+    ]  # fmt: skip
+    dtypes: tuple[DtypeName, ...] = ("bfloat16", "float16")
+    layouts: tuple[WeightLayout, ...] = ("nk", "kn")
+    configs: list[KernelConfig] = []
+    for (block_m, block_n), dtype, layout, has_bias in product(TILES, dtypes, layouts, (False, True)):
+        common = {"block_m": block_m, "block_n": block_n, "dtype": dtype, "weight_layout": layout, "has_bias": has_bias}
+        configs += [KernelConfig(operator="gemm", activation=name, **common) for name in _ACTIVATIONS]  # type: ignore[arg-type]
+        configs += [KernelConfig(operator=name, broadcast=how, **common) for name, how in reducing]  # type: ignore[arg-type]
+    return configs

@@ -1,0 +1,70 @@
+"""Where things lie in a symmetric workspace. Every rank uses the same layout; `csrc/abi/workspace.h` is the device's view."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mkcompile.errors import WorkspaceError
+from mkcompile.runtime.abi import MAX_WORLD, NUM_FLAG_KINDS, WORKSPACE_HEADER_BYTES
+from mkcompile.runtime.kernel_config import KernelConfig
+
+_ALIGNMENT_BYTES = 1024
+_FLAG_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagingSlots:
+    """How one launch divides a staging region. `slots` is for each source; `final_offset` is where finished tiles start.
+
+    Units: `final_offset` bytes from the start of the region.
+    """
+
+    slots: int
+    final_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkspaceLayout:
+    """Header and flags, then two staging regions: launches alternate between them.
+
+    Units: `total_bytes` bytes of one rank's workspace; `max_tiles` tiles that one rank may own in a launch.
+    Raises: WorkspaceError where nothing is left for staging.
+    """
+
+    world: int
+    total_bytes: int
+    max_tiles: int = 16384
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.world <= MAX_WORLD:
+            raise WorkspaceError(f"a workspace joins 2 to {MAX_WORLD} ranks, not {self.world}")
+        if self.region_bytes <= 0:
+            raise WorkspaceError(f"{self.total_bytes} bytes are too few: flags alone take {self.region_offset}")
+
+    @property
+    def region_offset(self) -> int:
+        """Bytes from the workspace's start to its first staging region; what lies before must be zero at first."""
+        end = WORKSPACE_HEADER_BYTES + NUM_FLAG_KINDS * self.world * self.max_tiles * _FLAG_BYTES
+        return -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+    @property
+    def region_bytes(self) -> int:
+        """Bytes of each of the two regions."""
+        return (self.total_bytes - self.region_offset) // 2 // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
+
+    def slots_for(self, config: KernelConfig, tiles_per_owner: int, lag: int) -> StagingSlots:
+        """As many slots as there are tiles, or a ring of as many as fit.
+
+        Raises: WorkspaceError where the tiles outnumber the flags, or fewer slots fit than `lag` + 1: the schedule
+        could not make progress.
+        """
+        if tiles_per_owner > self.max_tiles:
+            raise WorkspaceError(f"{tiles_per_owner} tiles a rank; this workspace has flags for {self.max_tiles}")
+        areas = (self.world - 1) * (2 if config.broadcast == "staged" else 1)
+        slots = min(tiles_per_owner, self.region_bytes // (areas * config.tile_bytes))
+        if slots < min(tiles_per_owner, lag + 1):
+            raise WorkspaceError(
+                f"{slots} staging slots fit in {self.region_bytes} bytes; a lag of {lag} tiles needs {lag + 1}: raise "
+                f"MKCOMPILE_ARENA_BYTES"
+            )
+        return StagingSlots(slots=slots, final_offset=(self.world - 1) * slots * config.tile_bytes)
