@@ -12,7 +12,7 @@ from mkcompile.ops.problem import Problem
 from mkcompile.passes import normalise
 from mkcompile.passes.choose import Candidate, choose
 from mkcompile.passes.finders import finders
-from mkcompile.passes.graph import WAIT, collectives, is_call, shape_of
+from mkcompile.passes.graph import collectives, erase_with_waits, shape_of
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.rewrite import Rewriter
 from mkcompile.passes.site import Match, Refusal, Site
@@ -48,10 +48,10 @@ class _Findings:
 
 def fuse(graph: fx.Graph, judge: Judge = fuse_all) -> list[Site]:
     """Rewrite the graph in place; what became of each collective, in graph order."""
+    if next(collectives(graph), None) is None:
+        return []
     normalise.run(graph)
     nodes = list(collectives(graph))
-    if not nodes:
-        return []
     findings = _find(nodes)
     fused = _choose_and_rewrite(graph, findings, judge)
     # Read before the replaced nodes are erased.
@@ -66,16 +66,8 @@ def erase_unused(graph: fx.Graph, replaced: Sequence[fx.Node]) -> None:
     for _ in range(2):  # the first round leaves those whose readers are dead themselves
         for collective in reversed(replaced):
             if not collective._erased:
-                _erase_with_waits(graph, collective)
+                erase_with_waits(graph, collective)
         graph.eliminate_dead_code()
-
-
-def _erase_with_waits(graph: fx.Graph, node: fx.Node) -> None:
-    for user in list(node.users):
-        if is_call(user, WAIT):
-            _erase_with_waits(graph, user)
-    if not node.users:
-        graph.erase_node(node)
 
 
 def _find(nodes: list[fx.Node]) -> _Findings:

@@ -86,7 +86,7 @@ def gemms_before(node: fx.Node, readers: Collection[fx.Node]) -> Gemms | Why:
     after: list[fx.Node] = []
     chain: list[fx.Node] = []
     current = node
-    while is_call(current, (*VIEWS, *CAST)) or _is_scale(current):
+    while is_call(current, (*VIEWS, *CAST)) or is_scale(current):
         (views if is_call(current, VIEWS) else after).insert(0, current)
         chain.append(current)
         current = current.args[0]  # type: ignore[assignment]
@@ -213,7 +213,7 @@ def _is_bias(node: Any, columns: Size) -> bool:
     return len(shape) == 1 and same_size(shape[0], columns)
 
 
-def _is_scale(node: fx.Node) -> bool:
+def is_scale(node: fx.Node) -> bool:
     """A product or quotient with a Python number, which commutes with sums and averages."""
     return is_call(node, SCALES) and isinstance(node.args[0], fx.Node) and isinstance(node.args[1], (int, float))
 

@@ -15,6 +15,7 @@ c10d = torch.ops._c10d_functional
 ALL_REDUCE = (c10d.all_reduce.default,)
 ALL_GATHER = (c10d.all_gather_into_tensor.default,)
 REDUCE_SCATTER = (c10d.reduce_scatter_tensor.default,)
+ALL_TO_ALL = (c10d.all_to_all_single.default,)
 WAIT = (c10d.wait_tensor.default,)
 
 # The same elements in the same row-major order, of another shape or in other memory; the source is argument 0.
@@ -84,6 +85,22 @@ def world_size_of(group: str) -> int:
 def only_user(node: fx.Node) -> fx.Node | None:
     """The single user of a node, else None."""
     return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def adds(node: Any) -> bool:
+    """Is it `a + b` of two nodes, unscaled?"""
+    if not is_call(node, (aten.add.Tensor,)) or argument(node, 2, "alpha", 1) != 1:
+        return False
+    return all(isinstance(one, fx.Node) for one in node.args[:2])
+
+
+def erase_with_waits(graph: fx.Graph, node: fx.Node) -> None:
+    """Erase a collective with its waits as far as nothing uses them; dead-code elimination keeps waits."""
+    for user in list(node.users):
+        if is_call(user, WAIT):
+            erase_with_waits(graph, user)
+    if not node.users:
+        graph.erase_node(node)
 
 
 def inputs_of(call_args: Iterable[Any]) -> Iterator[fx.Node]:

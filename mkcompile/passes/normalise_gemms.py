@@ -1,0 +1,89 @@
+"""GEMMs in other clothes: batched products with one batch, scaled addends of a sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from mkcompile.passes.gemm import is_scale, reaches_gemm
+from mkcompile.passes.graph import (
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    VIEWS,
+    adds,
+    aten,
+    is_call,
+    only_user,
+    shape_of,
+    value,
+)
+from mkcompile.passes.scatter import SPLITS
+
+
+def single_batches_to_mm(graph: fx.Graph) -> None:
+    """`bmm` of one batch (einsum makes them) becomes `mm` between views."""
+    for bmm in graph.find_nodes(op="call_function", target=aten.bmm.default):
+        batches = shape_of(bmm)[0]
+        if not isinstance(batches, int) or batches != 1:
+            continue
+        with graph.inserting_before(bmm):
+            x, w = (add_node(graph, aten.squeeze.dim, operand, 0) for operand in bmm.args)
+            product = add_node(graph, aten.unsqueeze.default, add_node(graph, aten.mm.default, x, w), 0)
+        product.meta = {**bmm.meta, "val": product.meta["val"]}
+        bmm.replace_all_uses_with(product)
+        graph.erase_node(bmm)
+
+
+def unscale_addends(graph: fx.Graph) -> None:
+    """`a + c * (x @ w)`, where it is reduced and x is the smaller factor, becomes `a + (c * x) @ w` (LoRA)."""
+    for add in graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        if not adds(add) or not _is_reduced(add):
+            continue
+        for addend, other in (add.args[:2], add.args[1::-1]):
+            if reaches_gemm(other):
+                _move_scale_to_input(graph, addend)
+
+
+def _move_scale_to_input(graph: fx.Graph, addend: Any) -> None:
+    """Find `views(scale(views(mm)))` with no other readers, and scale the mm's input instead."""
+    scale = _through_own_views(addend)
+    if scale is None or not is_scale(scale) or scale.kwargs or len(scale.users) != 1:
+        return
+    mm = _through_own_views(scale.args[0])
+    if mm is None or not is_call(mm, (aten.mm.default,)) or len(mm.users) != 1:
+        return
+    x, w = mm.args
+    inner, columns = shape_of(w)  # type: ignore[arg-type]
+    if not isinstance(inner, int) or not isinstance(columns, int) or inner >= columns:
+        return
+    if value(scale).dtype != value(mm).dtype:
+        return
+    with graph.inserting_before(mm):
+        mm.args = (add_node(graph, scale.target, x, scale.args[1]), w)
+    scale.replace_all_uses_with(scale.args[0])  # type: ignore[arg-type]
+    graph.erase_node(scale)
+
+
+def _through_own_views(node: Any) -> fx.Node | None:
+    """The node behind views that nothing else reads."""
+    while is_call(node, VIEWS) and len(node.users) == 1:
+        node = node.args[0]
+    return node if isinstance(node, fx.Node) else None
+
+
+def _is_reduced(node: fx.Node, depth: int = 8) -> bool:
+    """Does a reducing collective read the node through views, sums and the slicing in front of a reduce-scatter?"""
+    user = only_user(node)
+    if user is None or depth == 0:
+        return False
+    if is_call(user, (*ALL_REDUCE, *REDUCE_SCATTER, *SPLITS)):
+        return True
+    return is_call(user, (*VIEWS, aten.add.Tensor)) and _is_reduced(user, depth - 1)
+
+
+def add_node(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
+    """A call with its fake value, at the graph's insertion point."""
+    node = graph.call_function(target, args)
+    node.meta["val"] = target(*(one.meta["val"] if isinstance(one, fx.Node) else one for one in args))
+    return node
