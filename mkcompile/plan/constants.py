@@ -1,0 +1,90 @@
+"""The numbers of the cost model, each with where it comes from: `constants.json` beside this file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+
+DATA = Path(__file__).with_name("constants.json")
+HOW = ("fitted", "measured", "assumed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """Everything that the cost model does not compute.
+
+    Units: `_us` microseconds; `_gbps` GB/s; a `_fraction` is of the data sheet's value (peak FLOP/s, memory or NVLink
+    bandwidth), so that it carries over to another GPU. Source: `constants.json`, entry of the same name.
+    """
+
+    gemm_mma_fraction: float
+    gemm_128_wide: float
+    gemm_64_wide: float
+    gemm_split_k_gbps: float
+    gemm_launch_us: float
+    power_fraction: float
+    power_time_us: float
+    hbm_fraction: float
+    hbm_fill_exponent: float
+    nccl_ll_us: float
+    nccl_ll_fraction: float
+    nccl_ll_max_bytes: float
+    nccl_simple_us: float
+    nccl_all_reduce_fraction: float
+    nccl_reduce_scatter_fraction: float
+    nccl_all_gather_fraction: float
+    nccl_step_us: float
+    nccl_node_us: float
+    nccl_network_fraction: float
+    copy_best_fraction: float
+    push_fraction: float
+    push_block_fraction: float
+    copy_engine_fraction: float
+    copy_engine_chunk_us: float
+    copy_engine_first_byte_us: float
+    remote_read_fraction: float
+    flag_us: float
+    own_gemm_factor: float
+    own_64_wide: float
+    tile_exposed_us: float
+    overlap_exponent: float
+    fill_fraction: float
+    drain_fraction: float
+    copy_out_us: float
+    push_interference: float
+    copy_engine_interference: float
+    multicast_fraction: float
+    tile_reduce_gbps: float
+    proxy_us: float
+    network_fraction: float
+    attention_fraction: float
+
+    def with_values(self, values: Mapping[str, float]) -> Constants:
+        """A copy with some values replaced."""
+        return replace(self, **values)
+
+
+def read(text: str) -> Constants:
+    """Constants from JSON text of the form `{name: {"value", "how", "source"}}`.
+
+    Raises: ValueError for missing or unknown names, or an entry that does not say how and where it was got.
+    """
+    entries: dict[str, dict[str, object]] = json.loads(text)
+    names = {one.name for one in fields(Constants)}
+    if set(entries) != names:
+        raise ValueError(
+            f"constants.json: missing {sorted(names - set(entries))}, unknown {sorted(set(entries) - names)}"
+        )
+    for name, entry in entries.items():
+        if entry.get("how") not in HOW or not entry.get("source"):
+            raise ValueError(f"constants.json: {name} needs a source and a how out of {HOW}")
+    return Constants(**{name: float(str(entry["value"])) for name, entry in entries.items()})
+
+
+@cache
+def constants() -> Constants:
+    """The constants of this version of the package."""
+    return read(DATA.read_text())

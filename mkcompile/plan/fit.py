@@ -1,0 +1,197 @@
+"""Fits the cost model: `python -m mkcompile.plan.fit benchmarks/results/2xh200` writes `constants.json`.
+
+Every second row is fitted; the others are left for `tests/plan/test_prediction.py`. Deterministic: a seeded search that
+makes the largest relative errors small.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from mkcompile.plan.collective_cost import nccl_us
+from mkcompile.plan.constants import DATA, Constants, constants
+from mkcompile.plan.fused_cost import Case, Machine, reduce_us
+from mkcompile.plan.gemm_cost import Gemm, cublas_us
+from mkcompile.plan.plan import Roles, Tile
+from mkcompile.plan.topology import PRESETS, Span
+
+TOPOLOGY = PRESETS["2xh200"]
+PAIR = Span(num_nodes=1, per_node=2)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measured time. `kind`: `gemm`, or the collective behind or before the GEMM. Units: microseconds."""
+
+    kind: str
+    gemm: Gemm
+    us: float
+    note: str = ""
+
+
+def predict(row: Row, using: Constants) -> float:
+    """What the model says for a row, in microseconds."""
+    gemm_us = cublas_us(row.gemm, TOPOLOGY.gpu, using) if row.gemm.k else 0.0
+    if row.kind == "gemm":
+        return gemm_us
+    columns = row.gemm.k if row.kind == "all_gather" else row.gemm.n
+    return gemm_us + nccl_us(row.kind, 2 * row.gemm.m * columns, PAIR, TOPOLOGY, using)
+
+
+def _rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((folder / name).read_text())["rows"]
+    return found
+
+
+def gemm_rows(folder: Path) -> list[Row]:
+    """GEMMs alone, large then small."""
+    large = [row for row in _rows(folder, "ops-baseline.json") if row["name"] in ("gemm", "ag:gemm only")]
+    rows = [_large("gemm", row) for row in large]
+    return rows + [_small("gemm", row, "gemm") for row in _rows(folder, "small-baseline.json")]
+
+
+def unfused_rows(folder: Path) -> list[Row]:
+    """cuBLAS with NCCL behind or before it, large then small."""
+    names = {"gemm+ar nccl": "all_reduce", "gemm+rs nccl": "reduce_scatter", "ag+gemm nccl": "all_gather"}
+    rows = [_large(names[row["name"]], row) for row in _rows(folder, "ops-baseline.json") if row["name"] in names]
+    small = _rows(folder, "small-baseline.json")
+    rows += [_small("all_reduce", row, "nccl_ar") for row in small]
+    rows += [_small("reduce_scatter", row, "nccl_rs") for row in small if "nccl_rs" in row]
+    return sorted(rows, key=lambda row: row.kind)
+
+
+def _large(kind: str, row: Mapping[str, Any]) -> Row:
+    m, n, k = row["shape"]
+    return Row(kind=kind, gemm=Gemm(m=m, n=n, k=k), us=row["ms"] * 1e3, note=row.get("note", ""))
+
+
+def _small(kind: str, row: Mapping[str, Any], column: str) -> Row:
+    return Row(kind=kind, gemm=Gemm(m=row["M"], n=row["N"], k=row["K"]), us=row[column])
+
+
+def fitted_half(rows: Sequence[_T]) -> Sequence[_T]:
+    """The rows that are fitted."""
+    return rows[1::2]
+
+
+def held_out_half(rows: Sequence[_T]) -> Sequence[_T]:
+    """The rows that only tests look at."""
+    return rows[0::2]
+
+
+BURST_MMA_FRACTION = 0.79
+
+
+def in_burst(using: Constants) -> Constants:
+    """The regime of the probe kernels: short groups with pauses, so that the clock stays up (their cuBLAS column)."""
+    return using.with_values({"power_fraction": 0.0, "gemm_mma_fraction": BURST_MMA_FRACTION})
+
+
+def fused_rows(folder: Path) -> list[tuple[list[int], float, float]]:
+    """Shape, `final` of `reduce_us` and microseconds of the probe kernels."""
+    probes = _rows(folder, "fused-probe.json")
+    lags = ("gemm_reduce_scatter/lag128", "gemm_reduce_scatter/lag256")
+    scattered = [(row["shape"], 0.0, min(row[lag] for lag in lags)) for row in probes]
+    return scattered + [(row["shape"], 1.0, row["gemm_all_reduce/direct"]) for row in probes]
+
+
+def predict_fused(shape: Sequence[int], final: float, using: Constants, copy_out: bool = False) -> float:
+    """The probe kernels: 128x256 tiles, 128 blocks, two GPUs."""
+    m, n, k = shape
+    case = Case(
+        gemm=Gemm(m=m, n=n, k=k),
+        span=PAIR,
+        tile=Tile(rows=128, columns=256),
+        roles=Roles(compute=128, reserve=4),
+        machine=Machine(topology=TOPOLOGY, constants=using),
+    )
+    return reduce_us(case, final=final, copy_out=copy_out)
+
+
+def error(pairs: Iterable[tuple[float, float]]) -> float:
+    """The 8-norm of the logarithms of predicted over measured: near the largest one, but smooth."""
+    logs = np.array([math.log(predicted / measured) for predicted, measured in pairs])
+    return float(np.mean(logs**8) ** 0.125)
+
+
+Bounds = Mapping[str, tuple[float, float]]
+
+
+def search(start: Constants, bounds: Bounds, objective: Callable[[Constants], float], steps: int) -> Constants:
+    """Random steps from the best point so far, wider after a gain and narrower after none."""
+    random = np.random.default_rng(0)
+    names = list(bounds)
+    low, high = np.array([bounds[name] for name in names]).T
+    point = np.clip([getattr(start, name) for name in names], low, high)
+    best, width = objective(start.with_values(dict(zip(names, point, strict=True)))), 0.1
+    for _ in range(steps):
+        mask = random.random(len(names)) < 0.5
+        tried = np.clip(point + width * (high - low) * random.normal(size=len(names)) * mask, low, high)
+        value = objective(start.with_values(dict(zip(names, tried, strict=True))))
+        better = value < best
+        point, best = (tried, value) if better else (point, best)
+        width = min(width * 1.5, 0.3) if better else max(width * 0.97, 0.003)
+    return start.with_values({name: float(v) for name, v in zip(names, point, strict=True)})
+
+
+GEMM_BOUNDS: Bounds = {
+    "gemm_mma_fraction": (0.7, 0.85),
+    "gemm_128_wide": (0.9, 1.0),
+    "gemm_64_wide": (0.6, 1.0),
+    "gemm_split_k_gbps": (1e3, 2e4),
+    "gemm_launch_us": (1.0, 5.0),
+    "power_fraction": (0.0, 0.3),
+    "power_time_us": (50.0, 3000.0),
+    "hbm_fraction": (0.7, 1.0),
+    "hbm_fill_exponent": (0.0, 1.0),
+}
+NCCL_BOUNDS: Bounds = {
+    "nccl_ll_us": (3.0, 15.0),
+    "nccl_ll_fraction": (0.1, 0.7),
+    "nccl_simple_us": (10.0, 60.0),
+    "nccl_all_reduce_fraction": (0.4, 0.9),
+    "nccl_reduce_scatter_fraction": (0.4, 0.9),
+    "nccl_all_gather_fraction": (0.4, 0.9),
+}
+FUSED_BOUNDS: Bounds = {
+    "own_gemm_factor": (0.97, 1.01),
+    "tile_exposed_us": (0.0, 4.0),
+    "overlap_exponent": (3.0, 16.0),
+    "fill_fraction": (0.5, 3.0),
+    "drain_fraction": (0.3, 1.2),
+}
+
+
+def fit(folder: Path, steps: int = 3000) -> Constants:
+    """GEMMs first, then NCCL on top of them, then the fused kernels."""
+    alone, unfused = fitted_half(gemm_rows(folder)), fitted_half(unfused_rows(folder))
+    using = constants()
+    using = search(using, GEMM_BOUNDS, lambda c: error((predict(row, c), row.us) for row in alone), steps)
+    using = search(using, NCCL_BOUNDS, lambda c: error((predict(row, c), row.us) for row in unfused), steps)
+    probes = fitted_half(fused_rows(folder))
+
+    def fused_error(c: Constants) -> float:
+        return error((predict_fused(shape, final, in_burst(c)), us) for shape, final, us in probes)
+
+    return search(using, FUSED_BOUNDS, fused_error, steps)
+
+
+def write(fitted: Constants, path: Path = DATA) -> None:
+    """Put fitted values into the data file, four digits each; everything else in it stays."""
+    entries = json.loads(path.read_text())
+    for name in (*GEMM_BOUNDS, *NCCL_BOUNDS, *FUSED_BOUNDS):
+        entries[name]["value"] = float(f"{getattr(fitted, name):.4g}")
+    path.write_text(json.dumps(entries, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    write(fit(Path(sys.argv[1])))

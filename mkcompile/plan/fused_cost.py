@@ -1,0 +1,192 @@
+"""How long a fused kernel takes: two stages, tensor cores and link, that overlap but for their fill and drain.
+
+    T = max(compute + drain of the link, fill of the link + link)          (equation 1 of the mKernel paper)
+
+with a smooth maximum, since two stages that are equally long disturb each other. Compute is whole waves of tiles on the
+SMs that are left for it, slowed by what runs beside it; link is bytes over what the role's blocks can push.
+All times in microseconds; none falls when m, n or k grows.
+Source: `benchmarks/results/2xh200/fused-probe.json`, `link.json`; arXiv 2609.13585, equation 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from mkcompile.plan.collective_cost import network_bytes
+from mkcompile.plan.constants import Constants
+from mkcompile.plan.gemm_cost import Gemm, cublas_us, num_tiles, stream_us, throttled, tile_us
+from mkcompile.plan.plan import Roles, Tile
+from mkcompile.plan.topology import Span, Topology
+
+_NARROW = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """The compute stage: `total_us` of `waves` waves, `tile_us` each."""
+
+    total_us: float
+    tile_us: float
+    waves: int
+    tiles: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What all cost functions need."""
+
+    topology: Topology
+    constants: Constants
+
+    def link_us(self, sent_bytes: float, fraction: float) -> float:
+        """Time on NVLink at a fraction of its data-sheet bandwidth."""
+        return sent_bytes / (self.topology.nvlink_gbps * fraction) * 1e-3
+
+    def push_fraction(self, blocks: int) -> float:
+        """What so many blocks can push; each SM has a limit of its own."""
+        return min(self.constants.push_fraction, blocks * self.constants.push_block_fraction)
+
+
+def smooth_max(first: float, second: float, constants: Constants) -> float:
+    """A p-norm: the longer stage, or up to 2^(1/p) times it where both are equal."""
+    longer = max(first, second)
+    if longer <= 0:
+        return 0.0
+    p = constants.overlap_exponent
+    return longer * float(((first / longer) ** p + (second / longer) ** p) ** (1 / p))
+
+
+def compute_stage(gemm: Gemm, tile: Tile, roles: Roles, machine: Machine) -> Compute:
+    """The product on the compute SMs, by whole waves, without a launch."""
+    constants, gpu = machine.constants, machine.topology.gpu
+    narrow = (
+        constants.own_64_wide if tile.columns <= _NARROW else constants.gemm_128_wide if tile.columns <= 128 else 1.0
+    )
+    one = tile_us(tile.rows, tile.columns, gemm, gpu, constants) * constants.own_gemm_factor / narrow
+    tiles = num_tiles(gemm, tile.rows, tile.columns)
+    waves = ceil(tiles / roles.compute)
+    busy = throttled(waves * one, constants)
+    total = max(busy, stream_us(gemm, gpu, constants))
+    return Compute(total_us=total, tile_us=one, waves=waves, tiles=tiles)
+
+
+def exposed_us(compute: Compute, link_us: float, constants: Constants) -> float:
+    """What tile epilogues wait for while the link is busy: a constant per wave, in proportion to the link's load."""
+    per_wave = max(compute.tile_us, constants.tile_exposed_us)
+    load = min(1.0, link_us / (compute.waves * per_wave))
+    return compute.waves * constants.tile_exposed_us * load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One product with its group, tile and division of the SMs."""
+
+    gemm: Gemm
+    span: Span
+    tile: Tile
+    roles: Roles
+    machine: Machine
+
+    @property
+    def tile_bytes(self) -> int:
+        """One tile of the output."""
+        return self.tile.rows * self.tile.columns * self.gemm.dtype_bytes
+
+    @property
+    def output_bytes(self) -> int:
+        """The output, not divided."""
+        return self.gemm.m * self.gemm.n * self.gemm.dtype_bytes
+
+    def network_us(self, kind: str, tensor_bytes: float) -> float:
+        """Time on the network, 0 inside one node. A command's way through the host proxy comes on top, once."""
+        sent = network_bytes(kind, tensor_bytes, self.span)
+        if sent <= 0:
+            return 0.0
+        constants = self.machine.constants
+        gbps = self.machine.topology.nic_gbps * constants.network_fraction
+        return constants.proxy_us + self.machine.topology.nic_latency_us + sent / gbps * 1e-3
+
+
+def reduce_us(case: Case, *, final: float, stage_us: float | None = None, copy_out: bool = False) -> float:
+    """GEMM whose tiles go to their owner, who adds them and passes the result on.
+
+    `final`: bytes of the second round, in units of the scattered output's crossing (0: reduce-scatter, 1: all-reduce
+    with a store to each peer, less with multicast). `stage_us`: time of a product before this one in the same launch.
+    `copy_out`: the result ends in ordinary memory, copied by a spare warp of each block.
+    """
+    constants = case.machine.constants
+    compute = compute_stage(case.gemm, case.tile, case.roles, case.machine)
+    crossing = case.output_bytes * (case.span.per_node - 1) / case.span.per_node
+    link = case.machine.link_us(crossing * (1 + final), constants.push_fraction)
+    kind = "all_reduce" if final > 0 else "reduce_scatter"
+    network = case.network_us(kind, case.output_bytes)
+    busy = constants.gemm_launch_us + (stage_us or 0.0) + compute.total_us + exposed_us(compute, link, constants)
+    if copy_out:
+        busy += constants.copy_out_us * compute.waves
+    own_tiles = min(case.roles.compute, ceil(compute.tiles / case.span.world_size))
+    last_wave = own_tiles * case.tile_bytes * (case.span.per_node - 1) * final
+    drain = constants.flag_us * (2 if final > 0 else 1)
+    drain += constants.drain_fraction * case.machine.link_us(last_wave, constants.push_fraction)
+    drain += 0.0 if network == 0 else constants.proxy_us + case.machine.topology.nic_latency_us
+    fill = constants.gemm_launch_us + (stage_us or 0.0) + constants.fill_fraction * compute.tile_us
+    return smooth_max(busy + drain, fill + max(link, network), constants)
+
+
+def one_shot_us(case: Case) -> float:
+    """GEMM whose tiles go to every peer at once; each rank adds all partials: one delivery, more bytes."""
+    constants = case.machine.constants
+    compute = compute_stage(case.gemm, case.tile, case.roles, case.machine)
+    sent = case.output_bytes * (case.span.world_size - 1)
+    link = case.machine.link_us(sent, constants.push_fraction)
+    last_wave = min(case.roles.compute, compute.tiles) * case.tile_bytes * (case.span.world_size - 1)
+    drain = constants.flag_us + case.machine.link_us(min(last_wave, sent), constants.push_fraction)
+    busy = constants.gemm_launch_us + compute.total_us + exposed_us(compute, link, constants)
+    return smooth_max(
+        busy + drain, constants.gemm_launch_us + constants.fill_fraction * compute.tile_us + link, constants
+    )
+
+
+def gather_us(case: Case, *, copy_engine: bool, num_chunks: int) -> float:
+    """All-gather of [m, k] under the product: the own shard first, the others as they arrive.
+
+    `num_chunks`: flagged pieces that each GPU sends.
+    """
+    constants, machine = case.machine.constants, case.machine
+    compute = compute_stage(case.gemm, case.tile, case.roles, machine)
+    gathered = case.gemm.m * case.gemm.k * case.gemm.dtype_bytes
+    crossing = gathered * (case.span.per_node - 1) / case.span.per_node
+    if copy_engine:
+        link = machine.link_us(crossing, constants.copy_engine_fraction)
+        link += constants.copy_engine_first_byte_us + num_chunks * constants.copy_engine_chunk_us
+        slowdown = constants.copy_engine_interference
+    else:
+        link = machine.link_us(crossing, machine.push_fraction(case.roles.intra))
+        slowdown = constants.push_interference
+    network = case.network_us("all_gather", gathered)
+    load = slowdown * link / max(link, compute.total_us)
+    busy = constants.gemm_launch_us + compute.total_us * (1 + load)
+    arrival = constants.gemm_launch_us + max(link, network) + constants.flag_us + compute.tile_us
+    return smooth_max(busy, arrival, constants)
+
+
+def gather_by_library_us(case: Case) -> float:
+    """cuBLAS on one shard after the other while the copy engine brings the next one."""
+    constants, machine = case.machine.constants, case.machine
+    world, gemm = case.span.world_size, case.gemm
+    shard = cublas_us(replace(gemm, m=ceil(gemm.m / world)), machine.topology.gpu, constants)
+    crossing = gemm.m * gemm.k * gemm.dtype_bytes * (case.span.per_node - 1) / case.span.per_node
+    link = machine.link_us(crossing, constants.copy_engine_fraction)
+    link += constants.copy_engine_first_byte_us + (world - 1) * constants.copy_engine_chunk_us
+    busy = world * shard
+    busy *= 1 + constants.copy_engine_interference * link / max(link, busy)
+    return smooth_max(busy, link + shard, constants)
+
+
+def remote_read_us(case: Case) -> float:
+    """The producer reads the peers' shards over the link, once for each column strip."""
+    constants, machine = case.machine.constants, case.machine
+    compute = compute_stage(case.gemm, case.tile, case.roles, machine)
+    crossing = case.gemm.m * case.gemm.k * case.gemm.dtype_bytes * (case.span.per_node - 1) / case.span.per_node
+    link = machine.link_us(crossing * ceil(case.gemm.n / case.tile.columns), constants.remote_read_fraction)
+    return constants.gemm_launch_us + smooth_max(compute.total_us, link, constants) + constants.flag_us
