@@ -57,9 +57,10 @@ def inductor_patches(options: Mapping[str, Any], mode: str | None) -> dict[str, 
                 + (f" (did you mean {' or '.join(near)}?)" if near else "")
             )
     try:
-        patches: dict[str, Any] = torch._TorchCompileInductorWrapper(mode, dict(options), None).config
+        wrapper = torch._TorchCompileInductorWrapper(mode, dict(options), None)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise OptionError(str(error)) from error
+    patches: dict[str, Any] = wrapper.config
     return patches
 
 
@@ -86,7 +87,7 @@ def mkernel(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
     patches = inductor_patches(theirs, kwargs.get("mode"))
     compiled: Callable[..., Any] = compile_fx(
         gm, example_inputs, config_patches=with_pass(patches, FusionPass(options))
-    )  # type: ignore[arg-type, assignment]
+    )  # type: ignore[assignment]
     return compiled
 
 

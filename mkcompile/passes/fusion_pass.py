@@ -88,7 +88,7 @@ class FusionPass(CustomGraphPass):
         return "\n".join(f"graph {number}: {describe(sites)}" for number, sites in enumerate(self._graphs))
 
     def uuid(self) -> str:
-        """Covers sources, options, the judge's facts, the groups' sizes and torch's version; no rank, no measurement."""
+        """Covers sources, options, the judge's facts, the groups' sizes, torch's version; no rank, no measurement."""
         parts = (source_digest(), repr(self._options), self._facts, group_sizes(), torch.__version__)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
