@@ -118,3 +118,26 @@ def split_options(options: Mapping[str, object] | None) -> tuple[Options, dict[s
         else:
             raise OptionError(f"unknown option {name!r}; valid: {', '.join(option_names())}")
     return Options(**ours), theirs  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignSettings:
+    """What other programs' environment variables ask for; never set by us.
+
+    `multicast_off_by`: the assignment that forbids NVLink multicast, or an empty string.
+    """
+
+    multicast_off_by: str = ""
+
+
+def read_foreign_settings(environment: Mapping[str, str]) -> ForeignSettings:
+    """Variables of torch and NCCL that we respect."""
+    for name, text in (("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NCCL_NVLS_ENABLE", "0")):
+        if environment.get(name, "").strip() == text:
+            return ForeignSettings(multicast_off_by=f"{name}={text}")
+    return ForeignSettings()
+
+
+def foreign_settings() -> ForeignSettings:
+    """Those of this process."""
+    return read_foreign_settings(os.environ)

@@ -1,0 +1,88 @@
+"""Commands that other rooms carry out: this file only knows where they are and what they need."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from rich.console import Console
+
+MISSING = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delegated:
+    """A command that is `main(arguments) -> exit status` of a module; `needs` says what to get where it is missing."""
+
+    name: str
+    module: str
+    help: str
+    needs: str
+
+
+COMMANDS = (
+    Delegated(
+        name="demo",
+        module="mkcompile.demo.main",
+        help="compile two real models on two ranks and compare them with eager",
+        needs="a version of mkcompile with the demo in it",
+    ),
+    Delegated(
+        name="bench",
+        module="benchmarks.main",
+        help="time operators and models against cuBLAS + NCCL and others",
+        needs="the repository's benchmarks folder: run it from a checkout, with two CUDA GPUs",
+    ),
+    Delegated(
+        name="tune",
+        module="mkcompile.plan.tune",
+        help="measure candidates on this machine and keep the best",
+        needs="a version of mkcompile with the tuner in it",
+    ),
+    Delegated(
+        name="simulate",
+        module="mkcompile.plan.simulate",
+        help="predict whole steps of models on machines of 1 to 1024 GPUs",
+        needs="a version of mkcompile with the simulator in it",
+    ),
+    Delegated(
+        name="trace",
+        module="mkcompile.runtime.trace",
+        help="read the timeline that kernels wrote (MKCOMPILE_TRACE=1)",
+        needs="a version of mkcompile with the trace reader in it",
+    ),
+    Delegated(
+        name="warmup",
+        module="mkcompile.runtime.warmup",
+        help="compile kernels ahead of their first use",
+        needs="a version of mkcompile with the kernel warm-up in it, and NVRTC (pip install mkcompile[cuda])",
+    ),
+)
+
+
+def add(commands: Any) -> None:
+    """Register all of them; their own arguments are passed on as they are."""
+    for one in COMMANDS:
+        parser = commands.add_parser(one.name, help=one.help, add_help=False)
+        parser.set_defaults(run=run, passes_rest=True, delegated=one)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Call the module's `main` with the arguments that are not ours."""
+    one: Delegated = arguments.delegated
+    if not present(one.module):
+        Console(stderr=True).print(f"[red]{one.name}[/red] is not here ({one.module}); it needs {one.needs}")
+        return MISSING
+    status: int = import_module(one.module).main(arguments.rest)
+    return status
+
+
+def present(module: str) -> bool:
+    """Is there such a module (and its parents)?"""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,116 @@
+"""NICs that speak verbs, and the transports that they allow."""
+
+from __future__ import annotations
+
+import resource
+from ctypes.util import find_library
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from mkcompile.inspect.doctor.check import Check, Section
+
+SYS = Path("/sys")
+_LOCKED_WANTED_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nic:
+    """The first port of one verbs device, as the kernel tells it."""
+
+    name: str
+    driver: str
+    link: str
+    state: str
+    rate: str
+
+
+def section(root: Path = SYS) -> Section:
+    """Everything that a group across nodes needs. `root` is where the kernel's tree is mounted."""
+    nics = find_nics(root)
+    return Section(
+        title="Network", checks=(_devices(nics), _library(), _transports(nics), _memory(root, nics), _locked())
+    )
+
+
+def find_nics(root: Path) -> list[Nic]:
+    """The devices under `class/infiniband`."""
+    folder = root / "class" / "infiniband"
+    return [_nic(one) for one in sorted(folder.iterdir())] if folder.is_dir() else []
+
+
+def _nic(device: Path) -> Nic:
+    port = device / "ports" / "1"
+    driver = device / "device" / "driver"
+    return Nic(
+        name=device.name,
+        driver=driver.resolve().name if driver.exists() else "unknown",
+        link=_read(port / "link_layer"),
+        state=_read(port / "state").rpartition(" ")[2],
+        rate=_read(port / "rate"),
+    )
+
+
+def _read(path: Path) -> str:
+    return path.read_text().strip() if path.is_file() else "unknown"
+
+
+def _devices(nics: list[Nic]) -> Check:
+    listed = "; ".join(f"{one.name} ({one.driver}, {one.link}, {one.state}, {one.rate})" for one in nics)
+    up = [one for one in nics if one.state == "ACTIVE"]
+    return Check(
+        name="verbs devices",
+        status="ok" if up else "broken" if nics else "missing",
+        found=listed or "none",
+        cost="groups that span nodes go over TCP through host memory, or are left to NCCL",
+        remedy="install the NIC's driver (rdma-core); in a container pass --device /dev/infiniband",
+    )
+
+
+def _library() -> Check:
+    library = find_library("ibverbs")
+    pyverbs = find_spec("pyverbs") is not None
+    return Check(
+        name="libibverbs",
+        status="ok" if library else "missing",
+        found=f"{library or 'not found'}, pyverbs {'importable' if pyverbs else 'not importable'}",
+        cost="the host proxy can't open a NIC",
+        remedy="apt-get install libibverbs1 ibverbs-providers (python3-pyverbs for its tests)",
+    )
+
+
+def _transports(nics: list[Nic]) -> Check:
+    active = [one for one in nics if one.state == "ACTIVE"]
+    names = ["srd"] if any(one.driver == "efa" for one in active) else []
+    names += ["rc"] if any(one.driver != "efa" for one in active) else []
+    names += ["tcp", "emulated"]
+    return Check(
+        name="transports",
+        status="ok" if len(names) > 2 else "off",
+        found=", ".join(names),
+        cost="across nodes, tcp goes through host memory: right, and slow",
+        remedy="see verbs devices",
+    )
+
+
+def _memory(root: Path, nics: list[Nic]) -> Check:
+    peermem = (root / "module" / "nvidia_peermem").exists()
+    return Check(
+        name="GPU memory for NICs",
+        status="ok" if peermem else "off",
+        found="nvidia_peermem is loaded" if peermem else "no nvidia_peermem; dma-buf is tried first in any case",
+        cost="where dma-buf fails too, data is staged in host memory" if nics else "nothing without a NIC",
+        remedy="modprobe nvidia_peermem, or the open kernel modules of the driver (for dma-buf)",
+    )
+
+
+def _locked() -> Check:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    enough = soft == resource.RLIM_INFINITY or soft >= _LOCKED_WANTED_BYTES
+    return Check(
+        name="locked memory",
+        status="ok" if enough else "off",
+        found="unlimited" if soft == resource.RLIM_INFINITY else f"{soft / 1e6:.1f} MB",
+        cost="registering the arena with a NIC fails with ENOMEM",
+        remedy="ulimit -l unlimited (docker run --ulimit memlock=-1)",
+    )
