@@ -18,6 +18,7 @@ from mkcompile.passes.sizes import Size, same_shape, same_size
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SCALES = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
+PERMUTES = (aten.permute.default,)
 OTHER_GEMMS = (aten.bmm.default, aten.baddbmm.default, aten._scaled_mm.default, aten._grouped_mm.default)
 
 
@@ -36,16 +37,14 @@ class Gemms:
     """`sum_i x[i] @ w[i] + bias`, and how the reduction's input is made of it.
 
     Shapes: x[i] [M, K_i], w[i] [K_i, N] with any strides (views are passed on, never copied), bias [N].
-    `covers`: every node that the fused operator computes instead. `views`: the views between the sum [M, N] and the
-    node that was asked for, in order. `after`: scalings (and a widening cast) that are to be applied again after the
-    reduction, in order; each takes the reduced tensor as argument 0.
+    `covers`: every node that the fused operator computes instead. `after`: what is to be applied to the reduced tensor
+    again, in order: scalings; and, where permutes are among what lies between, all of it.
     """
 
     x: tuple[fx.Node, ...]
     w: tuple[fx.Node, ...]
     bias: fx.Node | None
     covers: tuple[fx.Node, ...]
-    views: tuple[fx.Node, ...] = ()
     after: tuple[fx.Node, ...] = ()
 
     @property
@@ -76,33 +75,32 @@ def product(node: fx.Node) -> Product | Why:
     return Why(reason=Reason.NO_GEMM)
 
 
-def gemms_before(node: fx.Node, readers: Collection[fx.Node]) -> Gemms | Why:
+def gemms_before(node: fx.Node, readers: Collection[fx.Node], *, keeps_places: bool = False) -> Gemms | Why:
     """The sum of GEMMs that `node`, the input of a reduction, is made of.
 
     `readers` are the nodes that may read `node` (the collective, or the split in front of it); any other reader, and
-    any other reader of a node on the way, needs the unreduced product: PRODUCT_USED_ELSEWHERE.
+    any other reader of a node on the way, needs the unreduced product: PRODUCT_USED_ELSEWHERE. `keeps_places`: the
+    reduction leaves every element where it is (all-reduce), so that permutes may be applied after it, too.
     """
-    views: list[fx.Node] = []
-    after: list[fx.Node] = []
     chain: list[fx.Node] = []
     current = node
-    while is_call(current, (*VIEWS, *CAST)) or is_scale(current):
-        (views if is_call(current, VIEWS) else after).insert(0, current)
-        chain.append(current)
+    between = (*VIEWS, *CAST, *PERMUTES) if keeps_places else (*VIEWS, *CAST)
+    while is_call(current, between) or is_scale(current):
+        chain.insert(0, current)
         current = current.args[0]  # type: ignore[assignment]
     terms = _Terms()
     why = terms.collect(current)
     if why is None:
-        why = _why_not_after(after, terms) or _why_shared([*chain, *terms.covers], readers)
+        why = _why_not_after(chain, terms) or _why_shared([*terms.covers, *chain], readers)
     if why is not None:
         return why
+    moves = any(is_call(one, PERMUTES) for one in chain)
     return Gemms(
         x=tuple(one.x for one in terms.products),
         w=tuple(one.w for one in terms.products),
         bias=terms.bias,
-        covers=(*terms.covers, *reversed(chain)),
-        views=tuple(views),
-        after=tuple(after),
+        covers=(*terms.covers, *chain),
+        after=tuple(one for one in chain if moves or is_scale(one)),
     )
 
 
@@ -218,11 +216,13 @@ def is_scale(node: fx.Node) -> bool:
     return is_call(node, SCALES) and isinstance(node.args[0], fx.Node) and isinstance(node.args[1], (int, float))
 
 
-def _why_not_after(after: list[fx.Node], terms: _Terms) -> Why | None:
+def _why_not_after(chain: list[fx.Node], terms: _Terms) -> Why | None:
     """Scalings commute, except that a float16 sum may overflow without one that makes it smaller; casts don't."""
-    for node in after:
+    for node in chain:
         if is_call(node, CAST):
             return Why(reason=Reason.CAST_BEFORE_REDUCTION, detail=node.name)
+        if not is_scale(node):
+            continue
         number = abs(float(node.args[1]))  # type: ignore[arg-type]
         shrinks = number > 1 if is_call(node, SCALES[2:]) else number < 1
         if shrinks and value(node).dtype == torch.float16:

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from torch import fx
 
 from mkcompile.passes.normalise_duplicates import fold_nested_waits, merge_duplicates
-from mkcompile.passes.normalise_gemms import single_batches_to_mm, unscale_addends
+from mkcompile.passes.normalise_gemms import single_batches_to_mm, unit_permutes_to_views, unscale_addends
 from mkcompile.passes.normalise_sums import fold_sums
 
 # In order: what is shared shows only after merging, and sums fold only where their parts have one form.
 STEPS: tuple[Callable[[fx.Graph], None], ...] = (
     fold_nested_waits,
     merge_duplicates,
+    unit_permutes_to_views,
     single_batches_to_mm,
     fold_sums,
     unscale_addends,

@@ -35,6 +35,25 @@ def single_batches_to_mm(graph: fx.Graph) -> None:
         graph.erase_node(bmm)
 
 
+def unit_permutes_to_views(graph: fx.Graph) -> None:
+    """A permute that moves only dimensions of size 1 changes no order; it becomes a squeeze and unsqueezes."""
+    for permute in graph.find_nodes(op="call_function", target=aten.permute.default):
+        source, order = permute.args[:2]
+        shape = shape_of(source)
+        order = [int(dim) % len(shape) for dim in order]
+        units = [dim for dim, size in enumerate(shape) if isinstance(size, int) and size == 1]
+        rest = [dim for dim in order if dim not in units]
+        if not units or rest != sorted(rest) or any(user.op == "output" for user in permute.users):
+            continue
+        with graph.inserting_before(permute):
+            node = add_node(graph, aten.squeeze.dims, source, units)
+            for place, dim in enumerate(order):
+                if dim in units:
+                    node = add_node(graph, aten.unsqueeze.default, node, place)
+        permute.replace_all_uses_with(node)
+        graph.erase_node(permute)
+
+
 def unscale_addends(graph: fx.Graph) -> None:
     """`a + c * (x @ w)`, where it is reduced and x is the smaller factor, becomes `a + (c * x) @ w` (LoRA)."""
     for add in graph.find_nodes(op="call_function", target=aten.add.Tensor):

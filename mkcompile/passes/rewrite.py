@@ -85,13 +85,13 @@ class Rewriter:
         node = fused
         if output.index is not None:
             node = last = self._add(last, output.node, getitem, (fused, output.index))
+        for old in output.after:
+            node = last = self._add(last, old, old.target, (node, *old.args[1:]))
         wanted = shape_of(output.node)
         if not same_shape(shape_of(node), wanted):
             stop = last.next
             sizes = [self._sizes.argument(size, stop.prev) for size in wanted]
             node = last = self._add(stop.prev, output.node, aten.reshape.default, (node, sizes))
-        for old in output.after:
-            node = last = self._add(last, old, old.target, (node, *old.args[1:]))
         output.node.replace_all_uses_with(node)
         self._replaced[output.node] = node
         return last
@@ -115,7 +115,7 @@ def _dependents_before(last_input: fx.Node, outputs: Iterable[fx.Node]) -> dict[
     tainted = set(outputs)
     node = min(tainted)
     while node <= last_input:
-        if node not in tainted and not tainted.isdisjoint(node.all_input_nodes):
+        if not tainted.isdisjoint(node.all_input_nodes):
             tainted.add(node)
             deferred[node] = None
         node = node.next

@@ -16,7 +16,7 @@ class Output:
     """An old node that the fused operator computes: its result number `index`, read as the old node's shape.
 
     `index` is None for operators that return a single tensor. `after` are unary nodes (argument 0 is their input) that
-    are applied again to the result, in order: scalings that were moved behind a reduction.
+    are applied again to the result, in order: scalings and permutes that were moved behind a reduction.
     """
 
     node: fx.Node
