@@ -75,7 +75,9 @@ class Ffn:
         for i, (weight, bias) in enumerate(zip(self.w_up, self.bias_up, strict=True)):
             checks.check_tensor(self.NAME, f"w_up[{i}]", weight, 2)
             if tuple(weight.shape) != (self.x.shape[-1], width):
-                raise OperatorInputError(f"{self.NAME}: w_up[{i}] must be [{self.x.shape[-1]}, {width}] for {hidden} hidden")
+                raise OperatorInputError(
+                    f"{self.NAME}: w_up[{i}] must be [{self.x.shape[-1]}, {width}] for {hidden} hidden"
+                )
             if bias is not None and tuple(bias.shape) != (width,):
                 raise OperatorInputError(f"{self.NAME}: bias_up[{i}] must be [{width}]")
         if self.bias_down is not None and tuple(self.bias_down.shape) != (self.w_down.shape[1],):
@@ -92,7 +94,9 @@ class Ffn:
         checks.check_dim(self.NAME, self.scatter_dim, len(self.shape))
         rows = prod(self._gathered_shape()[:-1])
         if self.shape[-1] != self.w_down.shape[1] or prod(self.shape[:-1]) != rows:
-            raise OperatorInputError(f"{self.NAME}: shape {tuple(self.shape)} does not describe [{rows}, {self.shape[-1]}]")
+            raise OperatorInputError(
+                f"{self.NAME}: shape {tuple(self.shape)} does not describe [{rows}, {self.shape[-1]}]"
+            )
         what = f"dimension {self.scatter_dim} of {tuple(self.shape)}"
         checks.check_divides(self.NAME, what, self.shape[self.scatter_dim], self.world_size)
 
@@ -115,7 +119,11 @@ class Ffn:
                 y.reshape(self.shape), self.scatter_dim, self.reduce_op, self.world_size, self.group
             )
         # an operator's output must not be its input
-        saveable = [gathered if self.gather_dim >= 0 else gathered.clone() if self.saved[0] else gathered, *ups, hidden_MH]
+        saveable = [
+            gathered if self.gather_dim >= 0 else gathered.clone() if self.saved[0] else gathered,
+            *ups,
+            hidden_MH,
+        ]
         return [y, *(tensor for tensor, wanted in zip(saveable, self.saved, strict=True) if wanted)]
 
     def fake(self) -> list[Tensor]:

@@ -166,3 +166,12 @@ def _all_end_in(wait: fx.Node, cat: fx.Node) -> bool:
                 return False
             pending.append(user)
     return True
+
+
+def gather_behind(node: fx.Node) -> Gather | None:
+    """The gather whose result the node is, in any shape; None where it is none."""
+    current: Any = node
+    while is_call(current, (*VIEWS, *WAIT, *_PIECES, *CATS)):
+        current = current.args[0][0] if is_call(current, CATS) else current.args[0]
+    gather = gather_of(current) if isinstance(current, fx.Node) else None
+    return gather if isinstance(gather, Gather) and node in gather.aliases else None
