@@ -16,7 +16,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed import DistStoreError, ProcessGroup
+from torch.distributed import ProcessGroup
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import _get_process_group_store
 
@@ -26,6 +26,8 @@ from mkcompile.ops.groups import find
 
 # After one rank is known to differ: how long to look at the others, so that the error can name all that do.
 _GRACE_S = 2.0
+# The finest wait that all stores can do; file stores look every 10 ms.
+_POLL_S = 0.02
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,10 +131,13 @@ def _key(number: int, rank: int) -> str:
 
 def _read(store: Store, key: str, deadline: float) -> str | None:
     """The value, or None if it was not written in time."""
-    left_s = max(deadline - time.monotonic(), 0.001)
+    left_s = max(deadline - time.monotonic(), _POLL_S)
     try:
         store.wait([key], timedelta(seconds=left_s))
-    except DistStoreError:
+    except RuntimeError:
+        # stores have no common error for "too late"; whatever comes earlier is another failure
+        if time.monotonic() < deadline - _POLL_S:
+            raise
         return None
     return store.get(key).decode()
 
