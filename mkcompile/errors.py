@@ -41,10 +41,15 @@ class LaunchOrderError(MkcompileError, RuntimeError):
     """A launch found its workspace in use by another launch that has not finished."""
 
 
+class KernelFaultError(MkcompileError, RuntimeError):
+    """A fused kernel stopped through a fault of its own; the CUDA context is lost. Please report it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitReport:
     """What a bounded wait saw when its deadline passed.
 
+    `rank` and `peer` are numbered as in the whole job. `tile` is -1 where the host waited, before any launch.
     Units: `waited_s` seconds; `expected` and `seen` are epoch values of the flag.
     """
 
@@ -58,10 +63,10 @@ class WaitReport:
     waited_s: float
 
     def __str__(self) -> str:
-        return (
-            f"{self.operator}: rank {self.rank} ({self.role}) waited {self.waited_s:.1f} s for rank {self.peer}, "
-            f"tile {self.tile}: expected epoch {self.expected}, saw {self.seen}"
-        )
+        waited = f"{self.operator}: rank {self.rank} ({self.role}) waited {self.waited_s:.1f} s for rank {self.peer}"
+        if self.tile < 0:
+            return f"{waited}, which did not come"
+        return f"{waited}, tile {self.tile}: expected epoch {self.expected}, saw {self.seen}"
 
 
 class PeerTimeoutError(MkcompileError, TimeoutError):

@@ -1,0 +1,89 @@
+"""What the ranks of one group tell each other through the group's store: needs no device, has a deadline."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import DistStoreError, ProcessGroup
+from torch.distributed.constants import default_pg_timeout
+from torch.distributed.distributed_c10d import _get_process_group_store
+
+from mkcompile.errors import PeerTimeoutError, WaitReport, WorkspaceError
+
+
+def group_timeout_s(group: ProcessGroup) -> float:
+    """The timeout that the group's collectives have; torch's default where its backend does not say. Units: seconds."""
+    for device in group._device_types:
+        options = group._get_backend(device).options
+        if options is not None:
+            return options._timeout.total_seconds()
+    return default_pg_timeout.total_seconds()
+
+
+class Exchange:
+    """One group, as this rank sees it, and a place in its store that no other part of the program uses."""
+
+    def __init__(self, group: ProcessGroup, topic: str, timeout_s: float = 0.0) -> None:
+        """Units: `timeout_s` seconds to wait for the other ranks; 0: the group's own timeout."""
+        self.group = weakref.ref(group)
+        self.rank = group.rank()
+        self.ranks = tuple(dist.get_process_group_ranks(group))
+        self.timeout_s = timeout_s or group_timeout_s(group)
+        store: Store = PrefixStore(f"mkcompile/{topic}", _get_process_group_store(group))
+        # a store can outlive a group of the same name: each life counts by itself
+        self._store: Store = PrefixStore(str(store.add(f"life/{self.rank}", 1)), store)
+        self._completed = 0
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the group."""
+        return len(self.ranks)
+
+    def gather(self, step: str, value: str) -> tuple[str, ...]:
+        """Every rank's value of this step, in rank order. A collective: all ranks call it with equal steps.
+
+        A rank that gives up withdraws what it said, so that one which comes later does not go on alone; when it comes
+        again it is at the same number. Ranks that have come apart are at one number again after at most one error.
+        Raises: PeerTimeoutError, naming all that did not come in time; WorkspaceError where they came for another step.
+        """
+        started = time.monotonic()
+        keys = [f"{self._completed}/{rank}" for rank in range(self.world_size)]
+        self._store.set(keys[self.rank], f"{step}\n{value}")
+        try:
+            self._store.wait(keys, timedelta(seconds=self.timeout_s))
+        except DistStoreError as error:
+            absent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+            self._store.delete_key(keys[self.rank])
+            raise PeerTimeoutError(self._report(step, absent, time.monotonic() - started)) from error
+        said = [self._store.get(key).decode().split("\n", 1) for key in keys]
+        self._completed += 1
+        if self._completed > 1:
+            # all have said this number, so all have read the one before
+            self._store.delete_key(f"{self._completed - 2}/{self.rank}")
+        self._check_steps(step, [name for name, _ in said])
+        return tuple(text for _, text in said)
+
+    def _check_steps(self, step: str, steps: list[str]) -> None:
+        others = [f"{self.ranks[rank]} for {name!r}" for rank, name in enumerate(steps) if name != step]
+        if others:
+            raise WorkspaceError(
+                f"the ranks met for different things: {self.ranks[self.rank]} for {step!r}, {', '.join(others)}; "
+                "after an error on one rank all ranks must go on from the same call"
+            )
+
+    def _report(self, step: str, absent: list[int], waited_s: float) -> WaitReport:
+        names = [str(self.ranks[rank]) for rank in absent]
+        return WaitReport(
+            operator=step,
+            rank=self.ranks[self.rank],
+            peer=self.ranks[absent[0]] if absent else self.ranks[self.rank],
+            role=f"the host, which found rank {', '.join(names)} missing" if len(names) > 1 else "the host",
+            tile=-1,
+            expected=1,
+            seen=0,
+            waited_s=waited_s,
+        )

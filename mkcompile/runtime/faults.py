@@ -1,0 +1,130 @@
+"""From what a kernel wrote when it gave up to the error that the next operator call raises.
+
+Each workspace has a `FaultReport` in host memory that the device can write. Looking at all of them costs a call less
+than a microsecond, so every operator call looks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+
+from mkcompile.errors import (
+    KernelFaultError,
+    LaunchOrderError,
+    MkcompileError,
+    PeerTimeoutError,
+    WaitReport,
+    WorkspaceError,
+)
+from mkcompile.runtime import abi
+
+# A report has 48 bytes; one cache line each, so that two devices never share one.
+_SLOT_BYTES = 64
+_WORDS = _SLOT_BYTES // 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """Host memory that all devices write at the same address, and that stays where it is."""
+
+    address: int
+    size_bytes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class FaultSlot:
+    """Where the launches of one workspace report. `ranks`: the group's ranks as numbered in the whole job.
+
+    `failed` is set when a report is raised, and stays: the workspace is of no use any more.
+    """
+
+    index: int
+    address: int
+    ranks: tuple[int, ...]
+    failed: bool = False
+
+
+@dataclass(slots=True)
+class FaultBoard:
+    """All fault reports of this process."""
+
+    memory: HostMemory
+    _words: memoryview = field(init=False)
+    _slots: dict[int, FaultSlot] = field(init=False, default_factory=dict)
+    _code_words: tuple[int, ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        ctypes.memset(self.memory.address, 0, self.memory.size_bytes)
+        words = (ctypes.c_uint32 * (self.memory.size_bytes // 4)).from_address(self.memory.address)
+        self._words = memoryview(words).cast("B").cast("I")
+
+    def claim(self, ranks: tuple[int, ...]) -> FaultSlot:
+        """An empty report for a new workspace. Raises: WorkspaceError when there are too many."""
+        used = set(self._slots)
+        index = next((i for i in range(self.memory.size_bytes // _SLOT_BYTES) if i not in used), None)
+        if index is None:
+            raise WorkspaceError(f"{len(used)} workspaces are in use by captured CUDA graphs; drop some of the graphs")
+        slot = FaultSlot(index=index, address=self.memory.address + index * _SLOT_BYTES, ranks=ranks)
+        self._slots[index] = slot
+        self._watch()
+        return slot
+
+    def release(self, slot: FaultSlot) -> None:
+        """No launch that could still write the report is left."""
+        ctypes.memset(slot.address, 0, _SLOT_BYTES)
+        del self._slots[slot.index]
+        self._watch()
+
+    def _watch(self) -> None:
+        self._code_words = tuple(index * _WORDS for index in self._slots)
+
+    def check(self) -> None:
+        """Raises: what a launch has reported, once: PeerTimeoutError, LaunchOrderError, KernelFaultError."""
+        words = self._words
+        for at in self._code_words:
+            if words[at]:
+                raise self._take(self._slots[at // _WORDS])
+
+    def _take(self, slot: FaultSlot) -> MkcompileError:
+        """The error of a report, which is empty afterwards."""
+        report = abi.FaultReport.from_buffer_copy(ctypes.string_at(slot.address, ctypes.sizeof(abi.FaultReport)))
+        ctypes.memset(slot.address, 0, _SLOT_BYTES)
+        slot.failed = True
+        return error_of(report, slot.ranks)
+
+
+def error_of(report: abi.FaultReport, ranks: tuple[int, ...]) -> MkcompileError:
+    """The typed error of a report; `ranks` are the group's ranks as numbered in the whole job."""
+    operator, rank = _name(abi.OPERATORS, report.op), _rank(ranks, report.rank)
+    if report.code == abi.LAUNCH_ORDER:
+        return LaunchOrderError(
+            f"{operator}: on rank {rank} a launch found the workspace of its group in use by another launch that had "
+            "not finished. A CUDA graph was replayed beside other work of the same group: replay it on the stream of "
+            "that work, or make one wait for the other. Capture graphs of this group anew before you replay them"
+        )
+    if report.code == abi.PEER_TIMEOUT:
+        return PeerTimeoutError(
+            WaitReport(
+                operator=operator,
+                rank=rank,
+                peer=_rank(ranks, report.peer),
+                role=_name(abi.ROLES, report.role),
+                tile=report.tile,
+                expected=report.expected,
+                seen=report.seen,
+                waited_s=report.waited_ns * 1e-9,
+            )
+        )
+    return KernelFaultError(
+        f"{operator}: on rank {rank} block {report.block} ({_name(abi.ROLES, report.role)}) failed by itself "
+        f"(code {report.code}, detail {report.seen})"
+    )
+
+
+def _name(names: tuple[str, ...], index: int) -> str:
+    return names[index] if index < len(names) else f"number {index}"
+
+
+def _rank(ranks: tuple[int, ...], rank: int) -> int:
+    return ranks[rank] if rank < len(ranks) else rank

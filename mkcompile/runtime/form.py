@@ -1,0 +1,146 @@
+"""An operator call as a kernel sees it: which kernel, which operands in which layout, which rows go to whom.
+
+What is decided here from sizes, dtypes and arguments is the same on every rank. Strides and addresses may differ by
+rank, so an operand that the copy engine can't read is copied, and never a reason not to launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from mkcompile.ops.gemm_all_reduce import GemmAllReduce
+from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
+from mkcompile.ops.registry import Call
+from mkcompile.runtime.abi import MAX_TERMS, MAX_WORLD
+from mkcompile.runtime.kernel_config import KernelConfig, WeightLayout
+from mkcompile.runtime.tile_schedule import LaunchSize
+
+_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_ALIGNED_ELEMENTS = 8
+_ALIGNED_BYTES = 16
+
+Reduction = GemmReduceScatter | GemmAllReduce
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """One call's kernel and sizes, but for tile and schedule. `out_shape` is the shape of this rank's result."""
+
+    config: KernelConfig
+    size: LaunchSize
+    out_shape: tuple[int, ...]
+    scale: float
+
+    @property
+    def out_rows(self) -> int:
+        """Rows of the result as a matrix."""
+        return prod(self.out_shape[:-1])
+
+
+def form_of(call: Call) -> Form | str:
+    """The call's form, or why no kernel takes it: the same on every rank."""
+    if isinstance(call, GemmReduceScatter):
+        if call.dim == len(call.shape) - 1:
+            return "scattering the last dimension has no kernel"
+        refusal = _refusal(call)
+        return refusal or _reduce_scatter(call)
+    if isinstance(call, GemmAllReduce):
+        refusal = _refusal(call)
+        return refusal or _all_reduce(call)
+    return f"{call.NAME} has no kernel yet"
+
+
+def _refusal(call: Reduction) -> str:
+    x, n = call.x, call.w[0].shape[1]
+    if x[0].dtype not in _DTYPES:
+        return f"no kernel for {x[0].dtype}; use bfloat16 or float16"
+    if not 2 <= call.world_size <= MAX_WORLD:
+        return f"kernels join 2 to {MAX_WORLD} ranks, not {call.world_size}"
+    if len(x) > MAX_TERMS:
+        return f"one kernel sums at most {MAX_TERMS} products, not {len(x)}"
+    if n % _ALIGNED_ELEMENTS or any(x_MK.shape[1] % _ALIGNED_ELEMENTS for x_MK in x):
+        return f"n and k must be multiples of {_ALIGNED_ELEMENTS}"
+    if 0 in (n, x[0].shape[0], *(x_MK.shape[1] for x_MK in x)):
+        return "an empty product"
+    return ""
+
+
+def _reduce_scatter(call: GemmReduceScatter) -> Form:
+    sizes = tuple(size // call.world_size if i == call.dim else size for i, size in enumerate(call.shape))
+    return Form(
+        config=_config(call, KernelConfig(operator="gemm_reduce_scatter")),
+        size=_size(call, segments=prod(call.shape[: call.dim])),
+        out_shape=sizes,
+        scale=_scale(call),
+    )
+
+
+def _all_reduce(call: GemmAllReduce) -> Form:
+    return Form(
+        config=_config(call, KernelConfig(operator="gemm_all_reduce", broadcast="staged")),
+        size=_size(call, segments=1),
+        out_shape=(call.x[0].shape[0], call.w[0].shape[1]),
+        scale=_scale(call),
+    )
+
+
+def _config(call: Reduction, base: KernelConfig) -> KernelConfig:
+    return KernelConfig(
+        operator=base.operator,
+        broadcast=base.broadcast,
+        dtype=_DTYPES[call.x[0].dtype],  # type: ignore[arg-type]
+        weight_layout=weight_layout(call.w),
+        has_bias=call.bias is not None,
+    )
+
+
+def _size(call: Reduction, segments: int) -> LaunchSize:
+    return LaunchSize(
+        m=call.x[0].shape[0],
+        n=call.w[0].shape[1],
+        k=sum(x_MK.shape[1] for x_MK in call.x),
+        world=call.world_size,
+        segments=segments,
+    )
+
+
+def _scale(call: Reduction) -> float:
+    return 1.0 / call.world_size if call.reduce_op == "avg" else 1.0
+
+
+def weight_layout(w: Sequence[Tensor]) -> WeightLayout:
+    """The layout in which the first weight can be read where it lies; `nk` (a Linear's weight) where none is."""
+    return "kn" if _has_rows(w[0]) and not _has_rows(w[0].t()) else "nk"
+
+
+def _has_rows(tensor: Tensor) -> bool:
+    """Rows contiguous and a multiple of 16 bytes apart, at least their own length."""
+    rows, columns = tensor.shape
+    row_stride, column_stride = tensor.stride()
+    if column_stride != 1 and columns != 1:
+        return False
+    return rows == 1 or (row_stride >= columns and row_stride % _ALIGNED_ELEMENTS == 0)
+
+
+def as_rows(tensor: Tensor) -> Tensor:
+    """The tensor where the copy engine can read it, else a copy."""
+    if _has_rows(tensor) and tensor.data_ptr() % _ALIGNED_BYTES == 0:
+        return tensor
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format).copy_(tensor)
+
+
+def as_weight(w_KN: Tensor, layout: WeightLayout) -> Tensor:
+    """The weight as the kernel reads it, [N, K] or [K, N], or a copy."""
+    return as_rows(w_KN.t() if layout == "nk" else w_KN)
+
+
+def as_vector(bias: Tensor) -> Tensor:
+    """The bias in one aligned piece, or a copy."""
+    if bias.stride(0) == 1 and bias.data_ptr() % _ALIGNED_BYTES == 0:
+        return bias
+    return torch.empty_like(bias, memory_format=torch.contiguous_format).copy_(bias)

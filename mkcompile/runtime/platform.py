@@ -1,0 +1,83 @@
+"""What the launcher asks of the machine, in one place, so that all of its decisions can be tested without a GPU."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from mkcompile.runtime import driver, probe
+from mkcompile.runtime.chain import StreamOperations
+from mkcompile.runtime.exchange import Exchange
+from mkcompile.runtime.faults import HostMemory
+from mkcompile.runtime.kernel import LoadedKernel, compile_kernel, load_kernel
+from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.streams import DriverStreams
+from mkcompile.runtime.symmetric import Backing, TorchBacking
+
+_FAULT_BOARD_BYTES = 256 * 64
+
+
+class Platform(Protocol):
+    """Devices of one type."""
+
+    device_type: str
+
+    def num_sms(self, device: torch.device) -> int: ...
+    def streams(self, device: torch.device) -> StreamOperations: ...
+    def current_stream(self, device: torch.device) -> int: ...
+    def is_current(self, device: torch.device) -> bool: ...
+    def is_capturing(self) -> bool: ...
+    def obstacle(self, exchange: Exchange, device: torch.device) -> str:
+        """Collective: why the ranks can't launch together; empty if they can."""
+        ...
+
+    def backing(self, device: torch.device, group: str) -> Backing: ...
+    def fault_memory(self, device: torch.device) -> HostMemory: ...
+    def load(self, config: KernelConfig, device: torch.device) -> LoadedKernel: ...
+
+
+class CudaPlatform:
+    """CUDA devices."""
+
+    device_type = "cuda"
+
+    def num_sms(self, device: torch.device) -> int:
+        """SMs of the device."""
+        return torch.cuda.get_device_properties(device).multi_processor_count
+
+    def streams(self, device: torch.device) -> StreamOperations:
+        """Events and captures of the device."""
+        return DriverStreams()
+
+    def current_stream(self, device: torch.device) -> int:
+        """Torch's current stream, a raw handle."""
+        assert device.index is not None
+        return torch._C._cuda_getCurrentRawStream(device.index)
+
+    def is_current(self, device: torch.device) -> bool:
+        """Is it the calling thread's device?"""
+        return torch.cuda.current_device() == device.index
+
+    def is_capturing(self) -> bool:
+        """Is the current stream part of a capture?"""
+        return torch.cuda.is_current_stream_capturing()
+
+    def obstacle(self, exchange: Exchange, device: torch.device) -> str:
+        """Collective. Raises: PeerTimeoutError."""
+        return probe.compare_facts(exchange, device)
+
+    def backing(self, device: torch.device, group: str) -> Backing:
+        """Torch's symmetric memory."""
+        return TorchBacking(device, group)
+
+    def fault_memory(self, device: torch.device) -> HostMemory:
+        """Raises: DriverError."""
+        assert device.index is not None
+        address = driver.allocate_mapped(_FAULT_BOARD_BYTES, device.index)
+        return HostMemory(address=address, size_bytes=_FAULT_BOARD_BYTES)
+
+    def load(self, config: KernelConfig, device: torch.device) -> LoadedKernel:
+        """From memory, disk or the compiler, then onto the device. Raises: CompileError, DriverError."""
+        assert device.index is not None
+        return load_kernel(compile_kernel(config), device.index)

@@ -1,0 +1,161 @@
+"""What there is to run on: each rank's device and reach, which the ranks of a group tell each other; and a `Topology`.
+
+Facts come from torch alone. A group gets fused kernels only where every pair of its GPUs can reach each other, all have
+the right architecture and a compiler, and all ranks have the same settings: the answer is the same on every rank.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+
+from mkcompile.config import settings
+from mkcompile.errors import UnsupportedDeviceError
+from mkcompile.plan.topology import GB200, H200, Gpu, Topology, preset
+from mkcompile.runtime import driver, nvrtc
+from mkcompile.runtime.abi import MAX_WORLD
+from mkcompile.runtime.exchange import Exchange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """One rank's device. `reachable`: the devices whose memory it can map, itself included, by uuid.
+
+    `obstacle`: why this rank can't run fused kernels; empty if it can. Units: `arena_bytes` bytes.
+    """
+
+    host: str
+    uuid: str
+    name: str
+    capability: tuple[int, int]
+    num_sms: int
+    reachable: tuple[str, ...]
+    obstacle: str
+    arena_bytes: int
+    sm_reserve: int
+
+    def to_json(self) -> str:
+        """One line; `from_json` reads it."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> DeviceFacts:
+        """The facts that `to_json` wrote."""
+        values = json.loads(text)
+        lists = {name: tuple(values[name]) for name in ("capability", "reachable")}
+        return cls(**{**values, **lists})
+
+
+def device_facts(device: torch.device) -> DeviceFacts:
+    """What this process sees of its device. Makes no context on any other device."""
+    properties = torch.cuda.get_device_properties(device)
+    assert device.index is not None
+    seen = range(torch.cuda.device_count())
+    reachable = [
+        str(torch.cuda.get_device_properties(peer).uuid)
+        for peer in seen
+        if peer == device.index or torch.cuda.can_device_access_peer(device.index, peer)
+    ]
+    return DeviceFacts(
+        host=socket.gethostname(),
+        uuid=str(properties.uuid),
+        name=properties.name,
+        capability=(properties.major, properties.minor),
+        num_sms=properties.multi_processor_count,
+        reachable=tuple(reachable),
+        obstacle=_obstacle((properties.major, properties.minor)),
+        arena_bytes=settings().arena_bytes,
+        sm_reserve=settings().sm_reserve,
+    )
+
+
+def _obstacle(capability: tuple[int, int]) -> str:
+    if not settings().kernels:
+        return "MKCOMPILE_KERNELS=0"
+    try:
+        driver.require_hopper(capability)
+        nvrtc.version()
+    except UnsupportedDeviceError as error:
+        return str(error)
+    return ""
+
+
+def obstacle_of_group(facts: Sequence[DeviceFacts], ranks: Sequence[int]) -> str:
+    """Why these ranks can't run a fused kernel together; empty if they can. Shows all pairs, not the first bad one."""
+    if len(facts) > MAX_WORLD:
+        return f"{len(facts)} ranks; fused kernels reach at most {MAX_WORLD}"
+    own = [f"rank {rank}: {one.obstacle}" for rank, one in zip(ranks, facts, strict=True) if one.obstacle]
+    if own:
+        return "; ".join(own)
+    for name in ("host", "name", "num_sms", "arena_bytes", "sm_reserve"):
+        values = {getattr(one, name) for one in facts}
+        if len(values) > 1:
+            each = ", ".join(f"rank {rank} {getattr(one, name)}" for rank, one in zip(ranks, facts, strict=True))
+            return f"the ranks differ in {name}: {each}"
+    shared = {one.uuid for one in facts if [other.uuid for other in facts].count(one.uuid) > 1}
+    if shared:
+        users = [str(rank) for rank, one in zip(ranks, facts, strict=True) if one.uuid in shared]
+        return f"ranks {', '.join(users)} share a GPU; give each rank its own"
+    return _unreachable_pairs(facts, ranks)
+
+
+def _unreachable_pairs(facts: Sequence[DeviceFacts], ranks: Sequence[int]) -> str:
+    pairs = [
+        f"{rank}->{peer}"
+        for rank, one in zip(ranks, facts, strict=True)
+        for peer, other in zip(ranks, facts, strict=True)
+        if other.uuid not in one.reachable
+    ]
+    if not pairs:
+        return ""
+    return (
+        f"no peer access between the GPUs of ranks {', '.join(pairs)}; each rank must see all GPUs "
+        "(one CUDA_VISIBLE_DEVICES for all) and they must be joined by NVLink or allow peer-to-peer over PCIe"
+    )
+
+
+def compare_facts(exchange: Exchange, device: torch.device) -> str:
+    """Collective: the ranks' facts, and why they can't run a fused kernel together; empty if they can.
+
+    Raises: PeerTimeoutError for ranks that do not come.
+    """
+    said = exchange.gather("devices", device_facts(device).to_json())
+    return obstacle_of_group([DeviceFacts.from_json(text) for text in said], exchange.ranks)
+
+
+def local_topology() -> Topology:
+    """This host as one node, from the devices that this process sees; the preset `cpu` where there are none.
+
+    A GPU that the planner does not know gets an H200's rates by its number of SMs.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        return preset("cpu")
+    properties = torch.cuda.get_device_properties(0)
+    pairs = [(one, other) for one in range(count) for other in range(count) if one != other]
+    return Topology(
+        name=f"{count}x{properties.name.replace('NVIDIA ', '').lower()}",
+        gpu=_gpu(properties.name, (properties.major, properties.minor), properties.multi_processor_count),
+        gpus_per_node=count,
+        p2p=all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs),
+        multicast=False,
+        versions={"torch": torch.__version__, "cuda": str(torch.version.cuda)},
+    )
+
+
+def _gpu(name: str, capability: tuple[int, int], num_sms: int) -> Gpu:
+    for known in (GB200, H200):
+        if known.name in name:
+            return replace(known, num_sms=num_sms)
+    suffix = "a" if capability[0] >= 9 else ""
+    return replace(
+        H200,
+        name=name,
+        arch=f"sm_{capability[0]}{capability[1]}{suffix}",
+        num_sms=num_sms,
+        peak_tflops=H200.peak_tflops * num_sms / H200.num_sms,
+    )

@@ -1,0 +1,133 @@
+"""Symmetric memory of a group: one block of equal size on each rank, mapped by all of them.
+
+Made by torch's symmetric memory. Its handshake has no deadline of its own, so the ranks first tell each other through
+the store that they have come, and that they could allocate; only then do they enter it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed._symmetric_memory as symm_mem
+from torch._C._distributed_c10d import _SymmetricMemory
+
+from mkcompile.errors import UnsupportedDeviceError, WorkspaceError
+from mkcompile.runtime.exchange import Exchange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SymmetricBuffer:
+    """A block of memory and where every rank's copy of it is mapped on this device.
+
+    `keep` are the objects that own the memory and the mappings. `multicast` is 0 where the fabric has none.
+    """
+
+    addresses: tuple[int, ...]
+    size_bytes: int
+    multicast: int = 0
+    keep: tuple[Any, ...] = ()
+
+
+class Backing(Protocol):
+    """Where symmetric memory comes from."""
+
+    def allocate(self, size_bytes: int, zeroed_bytes: int) -> Any:
+        """Memory of this rank, its first bytes zero. Raises: WorkspaceError."""
+        ...
+
+    def connect(self, memory: Any) -> SymmetricBuffer:
+        """Exchange the mappings; collective. Raises: UnsupportedDeviceError."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until the device has done all that it was given, so that memory can go."""
+        ...
+
+
+class TorchBacking:
+    """Torch's symmetric memory on one device."""
+
+    def __init__(self, device: torch.device, group: str) -> None:
+        self._device = device
+        self._group = group
+
+    def allocate(self, size_bytes: int, zeroed_bytes: int) -> torch.Tensor:
+        """Raises: WorkspaceError."""
+        # A stream of its own: torch synchronises the current one, whose work may wait for a peer that waits for us.
+        # empty_strided_p2p instead of symm_mem.empty: that takes part of a pool, at offsets that can differ by rank.
+        with torch.cuda.device(self._device), torch.cuda.stream(_new_stream(self._device)):
+            try:
+                memory = _SymmetricMemory.empty_strided_p2p((size_bytes,), (1,), torch.uint8, self._device)
+            except RuntimeError as error:
+                raise WorkspaceError(f"no {size_bytes >> 20} MiB of symmetric memory: {_first_line(error)}") from error
+            memory[:zeroed_bytes].zero_()
+            torch.cuda.current_stream().synchronize()
+        return memory
+
+    def connect(self, memory: torch.Tensor) -> SymmetricBuffer:
+        """Raises: UnsupportedDeviceError."""
+        with torch.cuda.device(self._device), torch.cuda.stream(_new_stream(self._device)):
+            try:
+                handle = symm_mem.rendezvous(memory, self._group)  # type: ignore[arg-type]
+            except RuntimeError as error:
+                raise UnsupportedDeviceError(_first_line(error)) from error
+        return SymmetricBuffer(
+            addresses=tuple(handle.buffer_ptrs),
+            size_bytes=memory.numel(),
+            multicast=handle.multicast_ptr,
+            keep=(handle, memory),
+        )
+
+    def settle(self) -> None:
+        """Torch does the same when it unmaps; here it is in sight."""
+        torch.cuda.synchronize(self._device)
+
+
+def make_buffer(exchange: Exchange, backing: Backing, step: str, size_bytes: int, zeroed_bytes: int) -> SymmetricBuffer:
+    """A new block on every rank; collective. Either all ranks return one or all raise.
+
+    Raises: PeerTimeoutError for ranks that do not come; WorkspaceError where one can't allocate;
+    UnsupportedDeviceError where one can't map another's memory.
+    """
+    exchange.gather(f"{step}: come", "")
+    memory, failure = None, ""
+    try:
+        memory = backing.allocate(size_bytes, zeroed_bytes)
+    except WorkspaceError as error:
+        failure = str(error)
+    _all_succeeded(exchange, WorkspaceError, exchange.gather(f"{step}: allocated", failure))
+    buffer = None
+    try:
+        buffer = backing.connect(memory)
+        failure = _unmapped(exchange, buffer)
+    except UnsupportedDeviceError as error:
+        failure = str(error)
+    _all_succeeded(exchange, UnsupportedDeviceError, exchange.gather(f"{step}: connected", failure))
+    assert buffer is not None
+    return buffer
+
+
+def _all_succeeded(
+    exchange: Exchange, error: type[WorkspaceError | UnsupportedDeviceError], failures: tuple[str, ...]
+) -> None:
+    failed = [f"rank {exchange.ranks[rank]}: {text}" for rank, text in enumerate(failures) if text]
+    if failed:
+        raise error("symmetric memory: " + "; ".join(failed))
+
+
+def _unmapped(exchange: Exchange, buffer: SymmetricBuffer) -> str:
+    """Which ranks' memory this rank does not see; empty if it sees all."""
+    if len(buffer.addresses) != exchange.world_size:
+        return f"{len(buffer.addresses)} mappings for {exchange.world_size} ranks"
+    missing = [str(exchange.ranks[rank]) for rank, address in enumerate(buffer.addresses) if not address]
+    return f"no mapping of the memory of rank {', '.join(missing)}" if missing else ""
+
+
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,141 @@
+"""The workspace of a group on this rank: made at the first launch, and anew when it is too small or has failed.
+
+What decides when it is made, and how large, is the same on every rank: the sizes of the launches, the cap and the order
+of the calls. So all ranks come to the handshake of a new workspace at the same call.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from mkcompile.errors import WorkspaceError
+from mkcompile.runtime.exchange import Exchange
+from mkcompile.runtime.faults import FaultBoard, FaultSlot
+from mkcompile.runtime.kernel import PeerTable
+from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.symmetric import Backing, SymmetricBuffer, make_buffer
+from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule
+from mkcompile.runtime.workspace_layout import WorkspaceLayout
+
+_LOG = logging.getLogger(__name__)
+WARM_UP_FIRST = "warm up first: run the same function once, with the same shapes, before the capture"
+_SMALLEST_BYTES = 64 << 20
+_SMALLEST_TILES = 16384
+# Tiles in flight beyond the lag that a ring of slots must hold. Source: docs/decisions/102-reduce-scatter-order.md.
+_WAVES_IN_FLIGHT = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a launch wants of its workspace. Units: `region_bytes` bytes of each staging region, for full speed."""
+
+    tiles: int
+    region_bytes: int
+
+    @staticmethod
+    def of(config: KernelConfig, schedule: TileSchedule, size: LaunchSize) -> Demand:
+        """The ring of slots that never makes a sender wait for a receiver that keeps up."""
+        tiles = size.tiles_per_owner(config)
+        slots = min(tiles, schedule.lag + _WAVES_IN_FLIGHT * schedule.grid)
+        areas = (size.world - 1) * (2 if config.broadcast == "staged" else 1)
+        return Demand(tiles=tiles, region_bytes=areas * slots * config.tile_bytes)
+
+
+def layout_for(world: int, demand: Demand, cap_bytes: int, current: WorkspaceLayout | None) -> WorkspaceLayout:
+    """The current layout where it serves, else one that doubles until it does, up to the cap.
+
+    A demand beyond the cap gets the cap: a launch then has fewer slots, or raises where that is too few.
+    """
+    max_tiles = max(_SMALLEST_TILES, _power_of_two(demand.tiles), current.max_tiles if current else 0)
+    flags_bytes = WorkspaceLayout(world=world, total_bytes=1 << 62, max_tiles=max_tiles).region_offset
+    # a quarter of a MiB covers the rounding of both regions
+    wanted_bytes = _power_of_two(flags_bytes + 2 * demand.region_bytes + (1 << 18))
+    total_bytes = min(max(_SMALLEST_BYTES, wanted_bytes, current.total_bytes if current else 0), cap_bytes)
+    if current is not None and (total_bytes, max_tiles) == (current.total_bytes, current.max_tiles):
+        return current
+    if total_bytes <= flags_bytes:
+        raise WorkspaceError(
+            f"a workspace of {cap_bytes} bytes is too small: its flags take {flags_bytes}; raise MKCOMPILE_ARENA_BYTES"
+        )
+    return WorkspaceLayout(world=world, total_bytes=total_bytes, max_tiles=max_tiles)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(number - 1, 0).bit_length()
+
+
+@dataclass(slots=True, kw_only=True)
+class Workspace:
+    """One workspace of all ranks, and its fault report. `captured`: a CUDA graph may use it, so it is never freed."""
+
+    layout: WorkspaceLayout
+    buffer: SymmetricBuffer
+    slot: FaultSlot
+    captured: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupWorkspace:
+    """The workspaces of one group. Units: `cap_bytes` bytes of the one in use."""
+
+    exchange: Exchange
+    backing: Backing
+    board: FaultBoard
+    cap_bytes: int
+    current: Workspace | None = None
+    _kept: list[Workspace] = field(default_factory=list)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of symmetric memory on this rank, those kept for captured graphs included."""
+        held = [*self._kept, *([self.current] if self.current else [])]
+        return sum(one.buffer.size_bytes for one in held)
+
+    def require(self, demand: Demand, capturing: bool) -> Workspace:
+        """The workspace for a launch. Collective where a new one is needed.
+
+        Raises: WorkspaceError where a new one is needed while a CUDA graph is captured, or can't be had;
+        PeerTimeoutError for ranks that do not come; UnsupportedDeviceError.
+        """
+        current = self.current
+        layout = layout_for(
+            self.exchange.world_size, demand, self.cap_bytes, current.layout if current is not None else None
+        )
+        if current is None or current.slot.failed or layout is not current.layout:
+            if capturing:
+                raise WorkspaceError(
+                    f"a CUDA graph is being captured and this call needs a new workspace; {WARM_UP_FIRST}"
+                )
+            current = self._replace(layout)
+        current.captured = current.captured or capturing
+        return current
+
+    def peers(self, workspace: Workspace) -> PeerTable:
+        """The ranks as a launch sees them."""
+        return PeerTable(
+            rank=self.exchange.rank,
+            workspaces=workspace.buffer.addresses,
+            layout=workspace.layout,
+            fault_address=workspace.slot.address,
+            timeout_s=self.exchange.timeout_s,
+            multicast=workspace.buffer.multicast,
+        )
+
+    def _replace(self, layout: WorkspaceLayout) -> Workspace:
+        step = f"workspace of {layout.total_bytes >> 20} MiB"
+        buffer = make_buffer(self.exchange, self.backing, step, layout.total_bytes, layout.region_offset)
+        old = self.current
+        self.current = Workspace(layout=layout, buffer=buffer, slot=self.board.claim(self.exchange.ranks))
+        if old is not None:
+            self._retire(old)
+        _LOG.info("group of ranks %s: %s", self.exchange.ranks, step)
+        return self.current
+
+    def _retire(self, old: Workspace) -> None:
+        if old.captured:
+            self._kept.append(old)
+            return
+        # The ranks have all come to this call, so what this rank's device still does can end without them.
+        self.backing.settle()
+        self.board.release(old.slot)
