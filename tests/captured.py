@@ -88,6 +88,17 @@ def capture(
     return graphs
 
 
+def capture_each(functions: Sequence[Callable[..., Any]], *args: Any) -> tuple[Captured, dict[str, Site]]:
+    """Functions with one collective each in one graph (compiling is slow), and what became of each function's."""
+
+    def all_of_them(*args: Any) -> list[Any]:
+        return [function(*args) for function in functions]
+
+    (graph,) = capture(all_of_them, *args)
+    names = [function.__name__ for function in functions]
+    return graph, dict(zip(names, graph.sites, strict=True))
+
+
 def _backend(graphs: list[Captured], judge: Judge) -> Callable[..., Any]:
     def inner_compile(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         is_inference = bool(kwargs.get("is_inference", False))
