@@ -13,6 +13,7 @@ class Problem:
     (for all-gather GEMMs the gathered rows), `k` is the sum over the GEMMs that are added up, `n` the sum over
     the weights that share one gathered input. `m` is 0 where it is symbolic at compile time.
     An FFN's `k` and `n` are its input and output features and `hidden` the features between, on this rank.
+    `replicated`: every rank holds the same input, so that a fused operator would do the same work `world_size` times.
     `outer` is the product of the dimensions before the scattered or gathered one (1: one contiguous slice a rank).
     Units: `dtype_bytes` bytes an element.
     """
@@ -36,6 +37,7 @@ class Problem:
     returns_gathered: bool = False
     gathers: bool = False
     scatters: bool = False
+    replicated: bool = False
 
     def __post_init__(self) -> None:
         if self.world_size < 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +17,8 @@ class Constants:
     """Everything that the cost model does not compute.
 
     Units: `_us` microseconds; `_gbps` GB/s; a `_fraction` is of the data sheet's value (peak FLOP/s, memory or NVLink
-    bandwidth), so that it carries over to another GPU. Source: `constants.json`, entry of the same name.
+    bandwidth), so that it carries over to another GPU; `own_tiles` rates of our tiles relative to 128x256.
+    Source: `constants.json`, entry of the same name.
     """
 
     gemm_mma_fraction: float
@@ -48,7 +49,6 @@ class Constants:
     remote_read_fraction: float
     flag_us: float
     own_gemm_factor: float
-    own_64_wide: float
     tile_exposed_us: float
     overlap_exponent: float
     fill_fraction: float
@@ -56,15 +56,15 @@ class Constants:
     copy_out_us: float
     push_interference: float
     copy_engine_interference: float
-    multicast_fraction: float
     tile_reduce_gbps: float
     proxy_us: float
     network_fraction: float
     attention_fraction: float
+    own_tiles: Mapping[str, float] = field(hash=False)
 
     def with_values(self, values: Mapping[str, float]) -> Constants:
         """A copy with some values replaced."""
-        return replace(self, **values)
+        return replace(self, **values)  # type: ignore[arg-type]
 
 
 def read(text: str) -> Constants:
@@ -81,7 +81,8 @@ def read(text: str) -> Constants:
     for name, entry in entries.items():
         if entry.get("how") not in HOW or not entry.get("source"):
             raise ValueError(f"constants.json: {name} needs a source and a how out of {HOW}")
-    return Constants(**{name: float(str(entry["value"])) for name, entry in entries.items()})
+    values = {name: entry["value"] for name, entry in entries.items()}
+    return Constants(**values)  # type: ignore[arg-type]
 
 
 @cache

@@ -19,8 +19,6 @@ from mkcompile.plan.gemm_cost import Gemm, cublas_us, num_tiles, stream_us, thro
 from mkcompile.plan.plan import Roles, Tile
 from mkcompile.plan.topology import Span, Topology
 
-_NARROW = 64
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
@@ -57,17 +55,17 @@ def smooth_max(first: float, second: float, constants: Constants) -> float:
     return longer * float(((first / longer) ** p + (second / longer) ** p) ** (1 / p))
 
 
-def compute_stage(gemm: Gemm, tile: Tile, roles: Roles, machine: Machine) -> Compute:
-    """The product on the compute SMs, by whole waves, without a launch."""
+def compute_stage(gemm: Gemm, tile: Tile, roles: Roles, machine: Machine, positions: int = 0) -> Compute:
+    """The product on the compute SMs, by whole waves, without a launch.
+
+    `positions`: tiles of the launch where owners have unequal numbers of them and all ranks walk as many; 0: the tiles.
+    """
     constants, gpu = machine.constants, machine.topology.gpu
-    narrow = (
-        constants.own_64_wide if tile.columns <= _NARROW else constants.gemm_128_wide if tile.columns <= 128 else 1.0
-    )
-    one = tile_us(tile.rows, tile.columns, gemm, gpu, constants) * constants.own_gemm_factor / narrow
-    tiles = num_tiles(gemm, tile.rows, tile.columns)
+    efficiency = constants.own_tiles[f"{tile.rows}x{tile.columns}"]
+    one = tile_us(tile.rows, tile.columns, gemm, gpu, constants) * constants.own_gemm_factor / efficiency
+    tiles = positions or num_tiles(gemm, tile.rows, tile.columns)
     waves = ceil(tiles / roles.compute)
-    busy = throttled(waves * one, constants)
-    total = max(busy, stream_us(gemm, gpu, constants))
+    total = max(throttled(waves * one, constants), stream_us(gemm, gpu, constants))
     return Compute(total_us=total, tile_us=one, waves=waves, tiles=tiles)
 
 
@@ -87,6 +85,11 @@ class Case:
     tile: Tile
     roles: Roles
     machine: Machine
+    positions: int = 0
+
+    def compute(self) -> Compute:
+        """The compute stage."""
+        return compute_stage(self.gemm, self.tile, self.roles, self.machine, self.positions)
 
     @property
     def tile_bytes(self) -> int:
@@ -108,20 +111,28 @@ class Case:
         return constants.proxy_us + self.machine.topology.nic_latency_us + sent / gbps * 1e-3
 
 
-def reduce_us(case: Case, *, final: float, stage_us: float | None = None, copy_out: bool = False) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """What runs in the same launch before a product: in all, and until the product's first tile can start."""
+
+    total_us: float = 0.0
+    first_us: float = 0.0
+
+
+def reduce_us(case: Case, *, final: float, before: Before | None = None, copy_out: bool = False) -> float:
     """GEMM whose tiles go to their owner, who adds them and passes the result on.
 
     `final`: bytes of the second round, in units of the scattered output's crossing (0: reduce-scatter, 1: all-reduce
-    with a store to each peer, less with multicast). `stage_us`: time of a product before this one in the same launch.
+    with a store to each peer, less with multicast). `before`: products before this one in the same launch.
     `copy_out`: the result ends in ordinary memory, copied by a spare warp of each block.
     """
-    constants = case.machine.constants
-    compute = compute_stage(case.gemm, case.tile, case.roles, case.machine)
+    constants, before = case.machine.constants, before or Before()
+    compute = case.compute()
     crossing = case.output_bytes * (case.span.per_node - 1) / case.span.per_node
     link = case.machine.link_us(crossing * (1 + final), constants.push_fraction)
     kind = "all_reduce" if final > 0 else "reduce_scatter"
     network = case.network_us(kind, case.output_bytes)
-    busy = constants.gemm_launch_us + (stage_us or 0.0) + compute.total_us + exposed_us(compute, link, constants)
+    busy = constants.gemm_launch_us + before.total_us + compute.total_us + exposed_us(compute, link, constants)
     if copy_out:
         busy += constants.copy_out_us * compute.waves
     own_tiles = min(case.roles.compute, ceil(compute.tiles / case.span.world_size))
@@ -129,14 +140,14 @@ def reduce_us(case: Case, *, final: float, stage_us: float | None = None, copy_o
     drain = constants.flag_us * (2 if final > 0 else 1)
     drain += constants.drain_fraction * case.machine.link_us(last_wave, constants.push_fraction)
     drain += 0.0 if network == 0 else constants.proxy_us + case.machine.topology.nic_latency_us
-    fill = constants.gemm_launch_us + (stage_us or 0.0) + constants.fill_fraction * compute.tile_us
+    fill = constants.gemm_launch_us + before.first_us + constants.fill_fraction * compute.tile_us
     return smooth_max(busy + drain, fill + max(link, network), constants)
 
 
 def one_shot_us(case: Case) -> float:
     """GEMM whose tiles go to every peer at once; each rank adds all partials: one delivery, more bytes."""
     constants = case.machine.constants
-    compute = compute_stage(case.gemm, case.tile, case.roles, case.machine)
+    compute = case.compute()
     sent = case.output_bytes * (case.span.world_size - 1)
     link = case.machine.link_us(sent, constants.push_fraction)
     last_wave = min(case.roles.compute, compute.tiles) * case.tile_bytes * (case.span.world_size - 1)
@@ -153,7 +164,7 @@ def gather_us(case: Case, *, copy_engine: bool, num_chunks: int) -> float:
     `num_chunks`: flagged pieces that each GPU sends.
     """
     constants, machine = case.machine.constants, case.machine
-    compute = compute_stage(case.gemm, case.tile, case.roles, machine)
+    compute = case.compute()
     gathered = case.gemm.m * case.gemm.k * case.gemm.dtype_bytes
     crossing = gathered * (case.span.per_node - 1) / case.span.per_node
     if copy_engine:
@@ -186,7 +197,21 @@ def gather_by_library_us(case: Case) -> float:
 def remote_read_us(case: Case) -> float:
     """The producer reads the peers' shards over the link, once for each column strip."""
     constants, machine = case.machine.constants, case.machine
-    compute = compute_stage(case.gemm, case.tile, case.roles, machine)
+    compute = case.compute()
     crossing = case.gemm.m * case.gemm.k * case.gemm.dtype_bytes * (case.span.per_node - 1) / case.span.per_node
     link = machine.link_us(crossing * ceil(case.gemm.n / case.tile.columns), constants.remote_read_fraction)
     return constants.gemm_launch_us + smooth_max(compute.total_us, link, constants) + constants.flag_us
+
+
+def on_chip_ffn_us(up: Case, down: Case, *, final: float) -> float:
+    """Feed-forward network whose hidden tiles never leave the SM: the output is added up tile by tile in fp32, and only
+    a finished output can be reduced over the ranks, so nothing of the link is hidden.
+    """
+    constants, machine = up.machine.constants, up.machine
+    first, second = up.compute(), down.compute()
+    payload_bytes = 4.0 * down.gemm.m * down.gemm.n * ceil(down.gemm.k / up.tile.columns)
+    adding = max(second.total_us, payload_bytes / constants.tile_reduce_gbps * 1e-3)
+    crossing = down.output_bytes * (down.span.per_node - 1) / down.span.per_node
+    link = machine.link_us(crossing * (1 + final), constants.push_fraction)
+    flags = constants.flag_us * (2 if final > 0 else 1)
+    return constants.gemm_launch_us + first.total_us + adding + link + flags

@@ -1,0 +1,61 @@
+"""`judge_for`: the planner as the pass sees it, a function from a problem to the seconds saved or a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mkcompile.ops.problem import Problem
+from mkcompile.plan.decide import DEFAULT_POLICY, Decision, Policy, decide
+from mkcompile.plan.plan import Refusal
+from mkcompile.plan.table import BUCKETS, at_bucket
+from mkcompile.plan.topology import Topology
+
+Judge = Callable[[Problem], float | Refusal]
+_LEAST_S = 1e-9
+
+
+def judge_for(topology: Topology, policy: Policy = DEFAULT_POLICY) -> Judge:
+    """Seconds that fusing is predicted to save (above 0), or why not to fuse.
+
+    With `fuse="always"` a predicted loss still counts as the smallest saving. A symbolic m is judged by all buckets.
+    """
+
+    def judge(problem: Problem) -> float | Refusal:
+        summary = predict(problem, topology, policy)
+        return max(summary.saving_s, _LEAST_S) if summary.refusal is None else summary.refusal
+
+    return judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a report shows of a site. Units: seconds; for a symbolic m means over the buckets.
+
+    `decision` is that of the problem itself, or of the middle bucket that is decided alike.
+    """
+
+    decision: Decision
+    unfused_s: float
+    fused_s: float | None
+    ceiling_s: float
+    saving_s: float
+    refusal: Refusal | None
+
+
+def predict(problem: Problem, topology: Topology, policy: Policy = DEFAULT_POLICY) -> Prediction:
+    """The decision, or for a symbolic m what the decisions of its buckets come to: fused where one of them gains."""
+    rows = BUCKETS if problem.m == 0 else (problem.m,)
+    decisions = [decide(at_bucket(problem, m) if problem.m == 0 else problem, topology, policy) for m in rows]
+    fused = [one for one in decisions if one.refusal is None]
+    telling = fused or decisions
+    middle = telling[len(telling) // 2]
+    count = len(decisions)
+    return Prediction(
+        decision=middle,
+        unfused_s=sum(one.unfused_s for one in decisions) / count,
+        fused_s=sum(one.chosen_s for one in decisions) / count if fused else middle.fused_s,
+        ceiling_s=sum(one.ceiling_s for one in decisions) / count,
+        saving_s=sum(one.saving_s for one in fused) / count,
+        refusal=None if fused else decisions[-1].refusal,
+    )
