@@ -37,7 +37,8 @@ class _Findings:
     def refuse(self, match: Match, reason: Reason) -> None:
         """All collectives of the match got this answer."""
         for node in match.collectives:
-            self.refused_matches[node].append(Refusal(collective=node, reason=reason, detail=match.call.NAME))
+            refusal = Refusal(collective=node, reason=reason, detail=match.call.NAME, problem=match.problem)
+            self.refused_matches[node].append(refusal)
 
     def refusal(self, node: fx.Node) -> Refusal:
         """The most telling refusal of a collective."""
@@ -119,4 +120,6 @@ def _site(node: fx.Node, outcome: Match | Refusal) -> Site:
     site = {"collective": node.name, "kind": kind, "group": str(node.args[-1]), "shape": shape}
     if isinstance(outcome, Match):
         return Site(**site, operator=outcome.call.NAME, problem=outcome.problem)  # type: ignore[arg-type]
-    return Site(**site, reason=outcome.reason, detail=outcome.detail)  # type: ignore[arg-type]
+    return Site(  # type: ignore[arg-type]
+        **site, reason=outcome.reason, detail=outcome.detail, problem=outcome.problem
+    )

@@ -10,14 +10,22 @@ from mkcompile.passes.normalise_duplicates import fold_nested_waits, merge_dupli
 from mkcompile.passes.normalise_gemms import single_batches_to_mm, unit_permutes_to_views, unscale_addends
 from mkcompile.passes.normalise_sums import fold_sums
 
+
+def eliminate_dead(graph: fx.Graph) -> None:
+    """Dead readers would look as if a value were needed elsewhere."""
+    graph.eliminate_dead_code()
+
+
 # In order: what is shared shows only after merging, and sums fold only where their parts have one form.
 STEPS: tuple[Callable[[fx.Graph], None], ...] = (
+    eliminate_dead,
     fold_nested_waits,
     merge_duplicates,
     unit_permutes_to_views,
     single_batches_to_mm,
     fold_sums,
     unscale_addends,
+    eliminate_dead,
 )
 
 

@@ -48,18 +48,22 @@ class Match:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A collective that stays as it is. `detail` names the node or size that decided it."""
+    """A collective that stays as it is. `detail` names the node or size that decided it.
+
+    `problem` is that of a match that could have been fused and was decided against.
+    """
 
     collective: fx.Node
     reason: Reason
     detail: str = ""
+    problem: Problem | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """What became of one collective, with nothing of the graph in it.
 
-    `operator` is the fused operator's name, or None with a `reason`.
+    `operator` is the fused operator's name, or None with a `reason`. `problem` is None where no form matched.
     """
 
     collective: str
