@@ -25,6 +25,7 @@ from mkcompile.config import Options, split_options
 from mkcompile.inspect import snapshot
 from mkcompile.inspect.breaks import Ending, ending_of
 from mkcompile.inspect.snapshot import GraphView
+from mkcompile.passes import normalise
 from mkcompile.passes.fuse import Judge
 from mkcompile.passes.fusion_pass import FusionPass
 from mkcompile.passes.site import Site
@@ -37,10 +38,14 @@ Phase = Literal["inference", "forward", "backward"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedGraph:
-    """One graph before and after the pass, with what became of its collectives."""
+    """One graph before and after the pass, with what became of its collectives.
+
+    `normalised` lies between: the sites' names are those of its nodes.
+    """
 
     phase: Phase
     before: GraphView
+    normalised: GraphView
     after: GraphView
     sites: tuple[Site, ...]
 
@@ -88,16 +93,25 @@ class _WatchedPass(FusionPass):
         super().__init__(options, judge)
         self.captured: list[CapturedGraph] = []
         self._phase = phase
-        self._before = GraphView(nodes=())
+        self._before = self._normalised = GraphView(nodes=())
         self.listen(self._keep)
 
     def __call__(self, graph: fx.Graph) -> None:
         self._before = snapshot.take(graph)
+        if any(node.role == "collective" for node in self._before.nodes):
+            normalise.run(graph)
+        self._normalised = snapshot.take(graph)
         super().__call__(graph)
 
     def _keep(self, graph: fx.Graph, sites: list[Site]) -> None:
         self.captured.append(
-            CapturedGraph(phase=self._phase, before=self._before, after=snapshot.take(graph), sites=tuple(sites))
+            CapturedGraph(
+                phase=self._phase,
+                before=self._before,
+                normalised=self._normalised,
+                after=snapshot.take(graph),
+                sites=tuple(sites),
+            )
         )
 
 

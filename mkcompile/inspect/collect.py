@@ -9,7 +9,7 @@ from mkcompile.errors import GroupError
 from mkcompile.inspect.capture import CapturedGraph
 from mkcompile.inspect.colour import Colouring, colour
 from mkcompile.inspect.predict import Planner
-from mkcompile.inspect.report import Collective, GraphPair
+from mkcompile.inspect.rows import Collective, GraphPair
 from mkcompile.inspect.snapshot import NodeView
 from mkcompile.ops.groups import resolve
 from mkcompile.passes.site import Site
@@ -42,7 +42,7 @@ def rows_of(graphs: Sequence[CapturedGraph], planner: Planner) -> Rows:
 
 
 def _rows(index: int, captured: CapturedGraph, colouring: Colouring, planner: Planner) -> Iterator[Collective]:
-    nodes = {node.name: node for node in (*captured.after.nodes, *captured.before.nodes)}
+    nodes = {node.name: node for node in (*captured.after.nodes, *captured.before.nodes, *captured.normalised.nodes)}
     for site, number in zip(captured.sites, colouring.numbers, strict=True):
         node = nodes.get(site.collective)
         world_size = site.problem.world_size if site.problem else group_size(site.group)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import networkx as nx
 
 from mkcompile.inspect.capture import CapturedGraph
-from mkcompile.inspect.snapshot import GraphView, NodeView
-from mkcompile.passes.site import Site
+from mkcompile.inspect.snapshot import GraphView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,36 +34,46 @@ def as_digraph(graph: GraphView) -> nx.DiGraph:
 
 
 def colour(captured: CapturedGraph, first: int) -> Colouring:
-    """Number the sites from `first` on and find their nodes in both graphs."""
-    before, after = as_digraph(captured.before), as_digraph(captured.after)
-    vanished = captured.before.names() - captured.after.names()
-    seeds = {
-        i: site.collective for i, site in enumerate(captured.sites) if site.operator and site.collective in vanished
-    }
-    parts = _grow(before, seeds, vanished)
-    operators = {i: _operator(site, parts.get(i, set()), before, captured.after, after) for i, site in _fused(captured)}
+    """Number the sites from `first` on and find their nodes in both graphs.
+
+    A fused site's nodes are those that the rewrite removed, each given to the nearest collective; what normalising
+    had removed before that goes with the neighbours it had.
+    """
+    before, middle, after = (as_digraph(one) for one in (captured.before, captured.normalised, captured.after))
+    fused = {i: site for i, site in enumerate(captured.sites) if site.operator}
+    parts = grow(middle, {i: [site.collective] for i, site in fused.items()}, set(middle) - set(after))
+    calls = {i: _call(str(site.operator), parts[i], middle, captured.after, after) for i, site in fused.items()}
+    numbers = _numbers(calls, len(captured.sites), first)
+    old = grow(before, {i: part & set(before) for i, part in parts.items()}, set(before) - set(after))
+    site_before = {name: numbers[i] for i, part in old.items() for name in part}
+    site_after = {name: numbers[i] for i, call in calls.items() if call for name in _with_results(call, after)}
+    for i, site in enumerate(captured.sites):
+        if i not in fused:
+            for graph, site_of in ((before, site_before), (after, site_after)):
+                site_of.update(dict.fromkeys(_with_waits(site.collective, graph), numbers[i]))
+    return Colouring(before=site_before, after=site_after, numbers=numbers)
+
+
+def _numbers(calls: Mapping[int, str], count: int, first: int) -> tuple[int, ...]:
+    """One number a site; sites whose nodes became one call share theirs."""
+    of_call: dict[str, int] = {}
     numbers: list[int] = []
-    taken: dict[str, int] = {}
-    for i, _ in enumerate(captured.sites):
-        operator = operators.get(i)
-        number = taken.get(operator.name, first + len(set(numbers))) if operator else first + len(set(numbers))
-        if operator:
-            taken[operator.name] = number
-        numbers.append(number)
-    return Colouring(
-        before=_names(captured, parts, before, numbers),
-        after=_after(captured, taken, after, numbers),
-        numbers=tuple(numbers),
-    )
+    free = first
+    for i in range(count):
+        call = calls.get(i, "")
+        if call in of_call:
+            numbers.append(of_call[call])
+            continue
+        numbers.append(free)
+        free += 1
+        if call:
+            of_call[call] = numbers[-1]
+    return tuple(numbers)
 
 
-def _fused(captured: CapturedGraph) -> Iterable[tuple[int, Site]]:
-    return ((i, site) for i, site in enumerate(captured.sites) if site.operator)
-
-
-def _grow(graph: nx.DiGraph, seeds: dict[int, str], allowed: set[str]) -> dict[int, set[str]]:
-    """Divide the allowed nodes among the seeds, each to the nearest that reaches it."""
-    owner = {name: i for i, name in seeds.items()}
+def grow(graph: nx.DiGraph, seeds: Mapping[int, Iterable[str]], allowed: Collection[str]) -> dict[int, set[str]]:
+    """Divide the allowed nodes among the seeds, each to the nearest that reaches it over allowed nodes."""
+    owner = {name: i for i, names in seeds.items() for name in names}
     queue = deque(owner)
     while queue:
         name = queue.popleft()
@@ -78,49 +87,31 @@ def _grow(graph: nx.DiGraph, seeds: dict[int, str], allowed: set[str]) -> dict[i
     return parts
 
 
-def _operator(
-    site: Site, part: set[str], before: nx.DiGraph, after: GraphView, after_edges: nx.DiGraph
-) -> NodeView | None:
+def _call(operator: str, part: set[str], middle: nx.DiGraph, after: GraphView, edges: nx.DiGraph) -> str:
     """The fused call that took the place of these nodes: the one with the most neighbours in common."""
-    around = {one for name in part for one in [*before.predecessors(name), *before.successors(name)]} - part
-    calls = [node for node in after.nodes if node.role == "fused" and node.call == f"mkcompile.{site.operator}"]
-    if not calls:
-        return None
-    return max(calls, key=lambda node: len(around & _neighbours(node.name, before, after_edges)))
+    around = {one for name in part for one in [*middle.predecessors(name), *middle.successors(name)]} - part
+    calls = [node.name for node in after.nodes if node.role == "fused" and node.call == f"mkcompile.{operator}"]
+    return max(calls, key=lambda name: len(around & _neighbours(name, middle, edges)), default="")
 
 
-def _neighbours(name: str, before: nx.DiGraph, after: nx.DiGraph) -> set[str]:
+def _neighbours(name: str, middle: nx.DiGraph, after: nx.DiGraph) -> set[str]:
     """The call's inputs, and its users seen through nodes that the rewrite added."""
     found = set(after.predecessors(name))
     queue = deque(after.successors(name))
     while queue:
         one = queue.popleft()
-        if one in before:
+        if one in middle:
             found.add(one)
         else:
             queue.extend(after.successors(one))
     return found
 
 
-def _names(
-    captured: CapturedGraph, parts: dict[int, set[str]], before: nx.DiGraph, numbers: list[int]
-) -> dict[str, int]:
-    site_of = {name: numbers[i] for i, part in parts.items() for name in part}
-    for i, site in enumerate(captured.sites):
-        if not site.operator and site.collective in before:
-            site_of.update(dict.fromkeys(_with_waits(site.collective, before), numbers[i]))
-    return site_of
-
-
-def _after(captured: CapturedGraph, taken: dict[str, int], after: nx.DiGraph, numbers: list[int]) -> dict[str, int]:
-    site_of = dict(taken)
-    for name, number in taken.items():
-        site_of.update((one, number) for one in after.successors(name) if one.startswith("getitem"))
-    for i, site in enumerate(captured.sites):
-        if not site.operator and site.collective in after:
-            site_of.update(dict.fromkeys(_with_waits(site.collective, after), numbers[i]))
-    return site_of
+def _with_results(call: str, after: nx.DiGraph) -> list[str]:
+    return [call, *(one for one in after.successors(call) if one.startswith("getitem"))]
 
 
 def _with_waits(name: str, graph: nx.DiGraph) -> list[str]:
+    if name not in graph:
+        return []
     return [name, *(one for one in graph.successors(name) if one.startswith("wait"))]

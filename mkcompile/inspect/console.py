@@ -7,8 +7,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mkcompile.inspect.report import Collective, Report, Totals
-from mkcompile.inspect.units import bytes_text, milliseconds
+from mkcompile.inspect.report import Report, Totals
+from mkcompile.inspect.rows import Collective
+from mkcompile.inspect.units import bytes_text, milliseconds, percent
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -23,6 +24,8 @@ def print_report(report: Report, console: Console) -> None:
     _print_refusals(report, console)
     for one in report.breaks:
         console.print(Text.assemble(("graph break ", "bold yellow"), (one.where, "bold"), f": {one.sentence}"))
+    if report.folded:
+        console.print(f"{report.folded} further collectives were folded into others before that (sums, duplicates)")
     if report.collectives:
         _print_totals(report, console)
 
@@ -78,6 +81,9 @@ def totals_text(totals: Totals) -> str:
         f"{totals.fused:.0f} of {totals.collectives:.0f} collectives fused into {totals.operators:.0f} operators, "
         f"{bytes_text(totals.sent_bytes)} sent by each rank"
     )
-    if totals.unfused_s:
-        text += f", sites {milliseconds(totals.unfused_s)} unfused, {milliseconds(totals.fused_s)} fused"
+    if totals.step_unfused_s:
+        text += (
+            f"; predicted step {milliseconds(totals.step_unfused_s)} as it is, {milliseconds(totals.step_fused_s)} fused"
+            f" ({percent(totals.saving_s, totals.step_unfused_s)} saved)"
+        )
     return text

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mkcompile.config import Options
-from mkcompile.inspect import breaks, capture, offline
+from mkcompile.inspect import breaks, capture, offline, timeline
 from mkcompile.inspect.capture import Recorder
 from mkcompile.inspect.collect import rows_of
 from mkcompile.inspect.predict import Planner, planner_for
@@ -82,11 +82,12 @@ def _report(record: Recorder, request: Request, planner: Planner) -> Report:
     return Report(
         model=_name(request.model),
         torch_version=torch.__version__,
-        topology=planner.topology,
+        topology=planner.machine,
         options=", ".join(f"{name}={value}" for name, value in (request.options or {}).items()),
         collectives=rows.collectives,
         graphs=rows.graphs,
         breaks=tuple(found),
+        timelines=timeline.predict(rows.graphs, rows.collectives, planner.topology) if planner.topology else None,
         notes=(NO_COLLECTIVE,) if nothing else (),
     )
 

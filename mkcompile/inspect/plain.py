@@ -7,7 +7,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from mkcompile.inspect.report import Collective, GraphPair, Report
+from mkcompile.inspect.report import Report
+from mkcompile.inspect.rows import Collective, GraphPair
 
 
 def plain(value: Any) -> Any:

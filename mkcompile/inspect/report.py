@@ -9,71 +9,18 @@ from typing import Any
 from rich.console import Console
 
 from mkcompile.inspect.breaks import GraphBreak
-from mkcompile.inspect.capture import Phase
-from mkcompile.inspect.predict import Estimate
-from mkcompile.inspect.snapshot import GraphView
-from mkcompile.ops.problem import Problem
-from mkcompile.passes.reason import Reason
+from mkcompile.inspect.rows import Collective, GraphPair
+from mkcompile.inspect.timeline import Timelines
 
 NO_COLLECTIVE = "this model has no collective: it compiles as under backend='inductor'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
-    """One collective and what became of it. Rows with one `site` number became one operator.
-
-    Units: `sent_bytes` bytes that each rank must send at least. `world_size` is 0 where the group is a graph value.
-    """
-
-    site: int
-    graph: int
-    phase: Phase
-    node: str
-    kind: str
-    group: str
-    world_size: int
-    shape: tuple[str, ...]
-    dtype: str
-    sent_bytes: int
-    operator: str | None = None
-    reason: Reason | None = None
-    detail: str = ""
-    problem: Problem | None = None
-    estimate: Estimate | None = None
-
-    @property
-    def fused(self) -> bool:
-        """Did it become (part of) a fused operator?"""
-        return self.operator is not None
-
-    @property
-    def why(self) -> str:
-        """The sentence for a collective that stayed, with the node or size that decided it."""
-        if self.reason is None:
-            return ""
-        return f"{self.reason.value} ({self.detail})" if self.detail else self.reason.value
-
-    @property
-    def sizes(self) -> str:
-        """`m 8192, n 8192, k 3584`, where the problem is known."""
-        if self.problem is None:
-            return ""
-        hidden = f", hidden {self.problem.hidden}" if self.problem.hidden else ""
-        return f"m {self.problem.m or 'symbolic'}, n {self.problem.n}, k {self.problem.k}{hidden}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphPair:
-    """One graph before and after the pass, its nodes marked with site numbers."""
-
-    phase: Phase
-    before: GraphView
-    after: GraphView
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Sums over a report. Units: bytes each rank sends; seconds of one step (each graph once)."""
+    """Sums over a report: over its fused sites, and of the whole step.
+
+    Units: bytes that each rank sends; seconds of one step (each graph once).
+    """
 
     collectives: float = 0
     fused: float = 0
@@ -81,6 +28,8 @@ class Totals:
     sent_bytes: float = 0
     unfused_s: float = 0.0
     fused_s: float = 0.0
+    step_unfused_s: float = 0.0
+    step_fused_s: float = 0.0
 
     def plus(self, other: Totals, times: int) -> Totals:
         """self + times * other."""
@@ -88,8 +37,8 @@ class Totals:
 
     @property
     def saving_s(self) -> float:
-        """Predicted seconds saved a step."""
-        return self.unfused_s - self.fused_s
+        """Predicted seconds saved a step: what overlaps already, as it is, is no gain."""
+        return self.step_unfused_s - self.step_fused_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +66,7 @@ class Report:
     graphs: tuple[GraphPair, ...]
     breaks: tuple[GraphBreak, ...] = ()
     capture_s: float = 0.0
+    timelines: Timelines | None = None
     extrapolation: Extrapolation | None = None
     notes: tuple[str, ...] = field(default=())
 
@@ -136,6 +86,12 @@ class Report:
         return list(by_number.values())
 
     @property
+    def folded(self) -> int:
+        """Collectives that the graphs had and that normalising merged into others."""
+        found = sum(node.role == "collective" for pair in self.graphs for node in pair.before.nodes)
+        return found - len(self.collectives)
+
+    @property
     def totals(self) -> Totals:
         """Sums over what was compiled (not extrapolated)."""
         heads = [rows[0] for rows in self.sites() if rows[0].fused]
@@ -146,7 +102,9 @@ class Report:
             operators=len(heads),
             sent_bytes=sum(one.sent_bytes for one in self.collectives),
             unfused_s=sum(one.unfused_s for one in estimates),
-            fused_s=sum(one.fused_s for one in estimates),
+            fused_s=sum(one.fused_s or 0.0 for one in estimates),
+            step_unfused_s=self.timelines.unfused.end_s if self.timelines else 0.0,
+            step_fused_s=self.timelines.fused.end_s if self.timelines else 0.0,
         )
 
     def print(self, console: Console | None = None) -> None:

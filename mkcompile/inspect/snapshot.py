@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -21,8 +22,8 @@ _SHORT_DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float6
 class NodeView:
     """One node: its name, call, inputs by name, and the site it belongs to (None: to no site).
 
-    Units: `flops` floating-point operations; `moved_bytes` bytes read and written, each input and output once;
-    `result_bytes` those of the result.
+    `sizes` are the result's sizes as numbers (a symbolic one as in the example), `contracted` a GEMM's k.
+    Units: `flops` floating-point operations (GEMMs and attention); `result_bytes` bytes.
     """
 
     name: str
@@ -32,8 +33,9 @@ class NodeView:
     inputs: tuple[str, ...]
     shape: tuple[str, ...]
     dtype: str
+    sizes: tuple[int, ...] = ()
+    contracted: int = 0
     flops: int = 0
-    moved_bytes: int = 0
     result_bytes: int = 0
     site: int | None = None
 
@@ -90,9 +92,10 @@ def _view(node: fx.Node) -> NodeView:
         inputs=tuple(one.name for one in node.all_input_nodes),
         shape=() if tensor is None else tuple(str(size) for size in tensor.shape),
         dtype="" if tensor is None else short_dtype(tensor.dtype),
+        sizes=() if tensor is None else tuple(map(_hint, tensor.shape)),
+        contracted=_contracted(node),
         flops=_flops(node),
-        moved_bytes=_moved_bytes(node),
-        result_bytes=_bytes_of(node),
+        result_bytes=0 if tensor is None else _numel(tensor) * tensor.element_size(),
     )
 
 
@@ -138,31 +141,29 @@ def _hint(size: int | torch.SymInt) -> int:
     return int(size.node.hint) if size.node.has_hint() else 1
 
 
-def _flops(node: fx.Node) -> int:
-    """2 m n k of a GEMM; attention and all else count as 0 here (they are timed by their bytes)."""
-    val = node.meta.get("val")
-    if not is_call(node, _GEMM_LIKE) or not isinstance(val, torch.Tensor):
+def _numel(tensor: torch.Tensor) -> int:
+    return prod(map(_hint, tensor.shape))
+
+
+def _contracted(node: fx.Node) -> int:
+    """The k of a GEMM, 0 for other nodes."""
+    if not is_call(node, _GEMM_LIKE):
         return 0
     left = node.args[1] if node.target in (aten.addmm.default, aten.baddbmm.default) else node.args[0]
-    if not isinstance(left, fx.Node):
-        return 0
-    flops = 2 * _hint(left.meta["val"].shape[-1])
-    for size in val.shape:
-        flops *= _hint(size)
-    return flops
+    return _hint(left.meta["val"].shape[-1]) if isinstance(left, fx.Node) else 0
 
 
-def _bytes_of(node: fx.Node) -> int:
+def _flops(node: fx.Node) -> int:
+    """2 m n k of a GEMM; the two products of an attention, halved where it is causal, 2.5 times that in backward."""
     val = node.meta.get("val")
-    if not isinstance(val, torch.Tensor):
+    if is_call(node, _GEMM_LIKE):
+        return 2 * _contracted(node) * _numel(val) if isinstance(val, torch.Tensor) else 0
+    if _role(node) != "attention":
         return 0
-    count = val.element_size()
-    for size in val.shape:
-        count *= _hint(size)
-    return count
-
-
-def _moved_bytes(node: fx.Node) -> int:
-    if node.op in ("placeholder", "output"):
+    tensors = [one.meta["val"] for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]
+    heads = [one for one in tensors if one.dim() == 4]
+    if len(heads) < 2:
         return 0
-    return _bytes_of(node) + sum(_bytes_of(one) for one in node.all_input_nodes)
+    flops = 4 * _numel(heads[0]) * _hint(heads[-1].shape[-2])
+    causal = 2 if any(arg is True for arg in node.args) else 1
+    return flops // causal * 5 // 2 if "backward" in str(node.target) else flops // causal

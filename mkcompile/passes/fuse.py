@@ -120,6 +120,5 @@ def _site(node: fx.Node, outcome: Match | Refusal) -> Site:
     site = {"collective": node.name, "kind": kind, "group": str(node.args[-1]), "shape": shape}
     if isinstance(outcome, Match):
         return Site(**site, operator=outcome.call.NAME, problem=outcome.problem)  # type: ignore[arg-type]
-    return Site(  # type: ignore[arg-type]
-        **site, reason=outcome.reason, detail=outcome.detail, problem=outcome.problem
-    )
+    why = {"reason": outcome.reason, "detail": outcome.detail, "problem": outcome.problem}
+    return Site(**site, **why)  # type: ignore[arg-type]
