@@ -78,7 +78,7 @@ MK_DEVICE void run_block(const LaunchArguments& args) {
   const u32 epoch = load_shared(memory.epoch());
   if (epoch == 0) return;
 
-  const auto schedule = Op::Schedule::template make<Tile>(args);
+  const auto schedule = Op::Schedule::template make<Tile>(args, gridDim.x);
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
   const bool first_lane = threadIdx.x % 32 == 0;
   if (group == kMathGroups) {

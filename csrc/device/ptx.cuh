@@ -1,8 +1,7 @@
 #pragma once
 // One PTX instruction a function, no policy. Addresses in shared memory are 32-bit, in global memory pointers.
 #include "abi/launch_arguments.h"
-
-#define MK_DEVICE __device__ __forceinline__
+#include "device/qualifiers.cuh"
 
 namespace mk {
 

@@ -1,6 +1,8 @@
 #pragma once
 // Which tile comes when: the raster over an owner's tiles, and the order in which own and peers' tiles alternate.
-#include "device/ptx.cuh"
+// Plain integer arithmetic: the tests build it for the CPU and walk it.
+#include "abi/launch_arguments.h"
+#include "device/qualifiers.cuh"
 
 namespace mk {
 
@@ -24,15 +26,16 @@ struct TilePlace {
 /// index at the peers, always comes earlier in the peers' orders, so the lowest unfinished position can always finish.
 template <bool kScattersRows>
 struct Schedule {
-  u32 world, rank, lag, tiles_n, raster_group;
+  u32 grid, world, rank, lag, tiles_n, raster_group;
   u32 segment_tiles;  ///< row tiles in one segment
   u32 rows;           ///< row tiles of one owner (scattered rows) or of all
   u32 tiles;          ///< tiles of one owner (scattered rows) or of all
   u32 per_owner;      ///< tiles of the owner who has most
 
   template <class Tile>
-  static MK_DEVICE Schedule make(const LaunchArguments& args) {
+  static MK_DEVICE Schedule make(const LaunchArguments& args, u32 grid) {
     Schedule s;
+    s.grid = grid;
     s.world = args.world;
     s.rank = args.rank;
     s.raster_group = args.raster_group;
@@ -61,7 +64,7 @@ struct Schedule {
       index = position / (world - 1);
       owner = rank + 1 + position % (world - 1);
     } else if (position - head < middle) {
-      const u32 at = position - head, wave = gridDim.x % world == 0 ? at / gridDim.x : 0;
+      const u32 at = position - head, wave = grid % world == 0 ? at / grid : 0;
       const u32 slot = (at + wave) % world;
       index = at / world + (slot == 0 ? 0 : lag);
       owner = rank + slot;

@@ -20,7 +20,7 @@ struct TileShape {
   static constexpr bool kCopiesOut = kCopiesOut_;    ///< two more panels, through which finished tiles are copied out
   static constexpr bool kSplitsRows = kBlockM == 128;
   static constexpr int kGroupN = kSplitsRows ? kBlockN : kBlockN / kMathGroups;
-  static constexpr int kPanelN = kGroupN < 64 ? kGroupN : 64;
+  static constexpr int kPanelN = kGroupN % 64 == 0 ? 64 : kGroupN % 32 == 0 ? 32 : 16;
   static constexpr int kPanels = kGroupN / kPanelN;
   static constexpr int kRowBytes = kPanelN * 2;
   static constexpr int kPanelBytes = 64 * kRowBytes;

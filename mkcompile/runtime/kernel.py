@@ -25,7 +25,8 @@ from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
 ARCHITECTURE = "sm_90a"
-OPTIONS = (f"--gpu-architecture={ARCHITECTURE}", "-std=c++20", "--ptxas-options=-v", "-lineinfo")
+#: Without NVRTC's own cache, which answers without the resource report.
+OPTIONS = (f"--gpu-architecture={ARCHITECTURE}", "-std=c++20", "--ptxas-options=-v", "--no-cache")
 _ENTRY_POINT = "mk_kernel"
 
 
@@ -183,7 +184,9 @@ def _fill_peers(packed: abi.KernelArguments, config: KernelConfig, arguments: La
         return
     layout = peers.layout
     tiles = arguments.size.tiles_per_owner(config)
-    slots = layout.slots_for(config, tiles, min(tiles, arguments.schedule.lag))
+    slots = layout.slots_for(config, tiles)
+    if slots.slots < tiles:  # a ring: what an own tile frees must come before the push that needs it
+        packed.lag = min(packed.lag, slots.slots - 1)
     packed.rank, packed.world = peers.rank, layout.world
     for rank, address in enumerate(peers.workspaces):
         packed.workspace[rank] = address

@@ -23,7 +23,10 @@ _ACTIVATIONS = {"none": "kNone", "relu": "kRelu", "gelu_tanh": "kGeluTanh", "gel
 _BROADCASTS = {"none": "kNone", "direct": "kDirect", "staged": "kStaged"}
 
 #: Tiles (rows, columns) from the smallest to the largest.
-TILES = ((64, 32), (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 192), (128, 256))
+TILES = (
+    (64, 32), (64, 64), (64, 128), (64, 256),
+    (128, 64), (128, 128), (128, 160), (128, 192), (128, 224), (128, 256),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,7 @@ class KernelConfig:
     @property
     def panel_n(self) -> int:
         """Columns of one panel, the unit of stores."""
-        return min(64, self.group_n)
+        return next(columns for columns in (64, 32, 16) if self.group_n % columns == 0)
 
     @property
     def num_panels(self) -> int:

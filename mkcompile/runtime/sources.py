@@ -8,7 +8,7 @@ from pathlib import Path
 from mkcompile.errors import CompileError
 
 #: Columns that one wgmma instruction computes, for the tiles of `KernelConfig`.
-WGMMA_COLUMNS = (16, 32, 64, 128, 192, 256)
+WGMMA_COLUMNS = (16, 32, 64, 128, 160, 192, 224, 256)
 _WGMMA_TYPES = (("Bf16", "bf16"), ("Fp16", "f16"))
 
 

@@ -52,19 +52,18 @@ class WorkspaceLayout:
         """Bytes of each of the two regions."""
         return (self.total_bytes - self.region_offset) // 2 // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
 
-    def slots_for(self, config: KernelConfig, tiles_per_owner: int, lag: int) -> StagingSlots:
+    def slots_for(self, config: KernelConfig, tiles_per_owner: int) -> StagingSlots:
         """As many slots as there are tiles, or a ring of as many as fit.
 
-        Raises: WorkspaceError where the tiles outnumber the flags, or fewer slots fit than `lag` + 1: the schedule
-        could not make progress.
+        Raises: WorkspaceError where the tiles outnumber the flags, or not even two slots fit.
         """
         if tiles_per_owner > self.max_tiles:
             raise WorkspaceError(f"{tiles_per_owner} tiles a rank; this workspace has flags for {self.max_tiles}")
         areas = (self.world - 1) * (2 if config.broadcast == "staged" else 1)
         slots = min(tiles_per_owner, self.region_bytes // (areas * config.tile_bytes))
-        if slots < min(tiles_per_owner, lag + 1):
+        if slots < min(tiles_per_owner, 2):
             raise WorkspaceError(
-                f"{slots} staging slots fit in {self.region_bytes} bytes; a lag of {lag} tiles needs {lag + 1}: raise "
-                f"MKCOMPILE_ARENA_BYTES"
+                f"{slots} staging slots of {config.tile_bytes} bytes for each of {areas} areas fit in {self.region_bytes} "
+                f"bytes; raise MKCOMPILE_ARENA_BYTES"
             )
         return StagingSlots(slots=slots, final_offset=(self.world - 1) * slots * config.tile_bytes)
