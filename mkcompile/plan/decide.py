@@ -137,10 +137,11 @@ def decide(problem: Problem, topology: Topology, policy: Policy = DEFAULT_POLICY
     if problem.m < 1:
         raise ValueError(f"decide needs m; got {problem}")
     span = topology.span(problem.world_size)
+    sized = min(problem.n, problem.k) > 0
     base = Decision(
         problem=problem,
-        unfused_s=unfused_us(problem, span, topology, constants()) * 1e-6,
-        ceiling_s=ceiling_us(problem, topology) * 1e-6,
+        unfused_s=unfused_us(problem, span, topology, constants()) * 1e-6 if sized else 0.0,
+        ceiling_s=ceiling_us(problem, topology) * 1e-6 if sized else 0.0,
         plan=unfused_plan(problem, topology),
     )
     refused = check(problem, topology)

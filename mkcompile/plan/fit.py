@@ -47,23 +47,24 @@ def predict(row: Row, using: Constants) -> float:
     return gemm_us + nccl_us(row.kind, 2 * row.gemm.m * columns, PAIR, TOPOLOGY, using)
 
 
-def _rows(folder: Path, name: str) -> list[dict[str, Any]]:
+def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of one results file."""
     found: list[dict[str, Any]] = json.loads((folder / name).read_text())["rows"]
     return found
 
 
 def gemm_rows(folder: Path) -> list[Row]:
     """GEMMs alone, large then small."""
-    large = [row for row in _rows(folder, "ops-baseline.json") if row["name"] in ("gemm", "ag:gemm only")]
+    large = [row for row in read_rows(folder, "ops-baseline.json") if row["name"] in ("gemm", "ag:gemm only")]
     rows = [_large("gemm", row) for row in large]
-    return rows + [_small("gemm", row, "gemm") for row in _rows(folder, "small-baseline.json")]
+    return rows + [_small("gemm", row, "gemm") for row in read_rows(folder, "small-baseline.json")]
 
 
 def unfused_rows(folder: Path) -> list[Row]:
     """cuBLAS with NCCL behind or before it, large then small."""
     names = {"gemm+ar nccl": "all_reduce", "gemm+rs nccl": "reduce_scatter", "ag+gemm nccl": "all_gather"}
-    rows = [_large(names[row["name"]], row) for row in _rows(folder, "ops-baseline.json") if row["name"] in names]
-    small = _rows(folder, "small-baseline.json")
+    rows = [_large(names[row["name"]], row) for row in read_rows(folder, "ops-baseline.json") if row["name"] in names]
+    small = read_rows(folder, "small-baseline.json")
     rows += [_small("all_reduce", row, "nccl_ar") for row in small]
     rows += [_small("reduce_scatter", row, "nccl_rs") for row in small if "nccl_rs" in row]
     return sorted(rows, key=lambda row: row.kind)
@@ -98,7 +99,7 @@ def in_burst(using: Constants) -> Constants:
 
 def fused_rows(folder: Path) -> list[tuple[list[int], float, float]]:
     """Shape, `final` of `reduce_us` and microseconds of the probe kernels."""
-    probes = _rows(folder, "fused-probe.json")
+    probes = read_rows(folder, "fused-probe.json")
     lags = ("gemm_reduce_scatter/lag128", "gemm_reduce_scatter/lag256")
     scattered = [(row["shape"], 0.0, min(row[lag] for lag in lags)) for row in probes]
     return scattered + [(row["shape"], 1.0, row["gemm_all_reduce/direct"]) for row in probes]

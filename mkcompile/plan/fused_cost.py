@@ -87,6 +87,11 @@ class Case:
     machine: Machine
     positions: int = 0
 
+    @property
+    def most_blocks(self) -> int:
+        """Compute blocks of a launch that fills the GPU; roles may have fewer where that costs no wave."""
+        return self.roles.compute + self.roles.reserve
+
     def compute(self) -> Compute:
         """The compute stage."""
         return compute_stage(self.gemm, self.tile, self.roles, self.machine, self.positions)
@@ -135,7 +140,7 @@ def reduce_us(case: Case, *, final: float, before: Before | None = None, copy_ou
     busy = constants.gemm_launch_us + before.total_us + compute.total_us + exposed_us(compute, link, constants)
     if copy_out:
         busy += constants.copy_out_us * compute.waves
-    own_tiles = min(case.roles.compute, ceil(compute.tiles / case.span.world_size))
+    own_tiles = min(case.most_blocks, ceil(compute.tiles / case.span.world_size))
     last_wave = own_tiles * case.tile_bytes * (case.span.per_node - 1) * final
     drain = constants.flag_us * (2 if final > 0 else 1)
     drain += constants.drain_fraction * case.machine.link_us(last_wave, constants.push_fraction)
@@ -150,7 +155,7 @@ def one_shot_us(case: Case) -> float:
     compute = case.compute()
     sent = case.output_bytes * (case.span.world_size - 1)
     link = case.machine.link_us(sent, constants.push_fraction)
-    last_wave = min(case.roles.compute, compute.tiles) * case.tile_bytes * (case.span.world_size - 1)
+    last_wave = min(case.most_blocks, compute.tiles) * case.tile_bytes * (case.span.world_size - 1)
     drain = constants.flag_us + case.machine.link_us(min(last_wave, sent), constants.push_fraction)
     busy = constants.gemm_launch_us + compute.total_us + exposed_us(compute, link, constants)
     return smooth_max(

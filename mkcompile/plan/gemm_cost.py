@@ -58,10 +58,12 @@ def throttled(busy_us: float, constants: Constants) -> float:
 
 
 def stream_us(gemm: Gemm, gpu: Gpu, constants: Constants) -> float:
-    """Memory's floor. Where the weight has fewer 64-column strips than there are SMs, not all of them stream."""
-    fill = min(1.0, ceil(gemm.n / STREAM_COLUMNS) / gpu.num_sms)
-    gbps = gpu.hbm_gbps * constants.hbm_fraction * float(fill**constants.hbm_fill_exponent)
-    return gemm.bytes / gbps * 1e-3
+    """Memory's floor. Where the weight has fewer 64-column strips than there are SMs, not all of them stream it."""
+    fill = min(1.0, gemm.n / STREAM_COLUMNS / gpu.num_sms)
+    weight_bytes = gemm.dtype_bytes * gemm.k * gemm.n
+    other_bytes = gemm.bytes - weight_bytes
+    gbps = gpu.hbm_gbps * constants.hbm_fraction
+    return (weight_bytes / float(fill**constants.hbm_fill_exponent) + other_bytes) / gbps * 1e-3
 
 
 def cublas_us(gemm: Gemm, gpu: Gpu, constants: Constants) -> float:
