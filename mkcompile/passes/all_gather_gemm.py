@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import getitem
 
 import torch
 from torch import fx
@@ -19,7 +20,7 @@ from mkcompile.ops.all_gather_gemm import (
     AllGatherGemm,
 )
 from mkcompile.passes.fake_call import problem_of
-from mkcompile.passes.gather import PADS, SLICES, Gather, gather_of
+from mkcompile.passes.gather import CATS, PADS, SLICES, SPLITS, Gather, gather_of
 from mkcompile.passes.gemm import OTHER_GEMMS, Product, product
 from mkcompile.passes.graph import (
     CAST,
@@ -38,7 +39,9 @@ from mkcompile.passes.site import Match, Output, Refusal
 from mkcompile.passes.sizes import Size, same_shape, same_size
 
 TRANSPOSES = (aten.permute.default,)
-SEARCH_STEPS = 6
+SEARCH_STEPS = 8
+# Inductor moves some elementwise operations from behind a `cat` to its pieces, so the pieces are followed too.
+_RELAYOUTS = (*VIEWS, *TRANSPOSES, *SPLITS, getitem, *CATS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,19 +226,18 @@ def _why_none(gather: Gather, usable: list[Reader], free: list[Reader], whys: li
         return Why(reason=Reason.DEPENDENT_GEMMS, detail=usable[0].gemm.name)
     if whys:
         return whys[0]
-    for alias in gather.aliases:
-        why = _gemm_beyond(alias)
-        if why is not None:
-            return why
+    why = _gemm_beyond(gather)
+    if why is not None:
+        return why
     if is_call(peel(gather.source), GEMMS):
         return Why(reason=Reason.GEMM_BEFORE_GATHER, detail=peel(gather.source).name)
     return Why(reason=Reason.NO_GEMM, detail=", ".join(user.name for user in gather.aliases[-1].users))
 
 
-def _gemm_beyond(alias: fx.Node) -> Why | None:
+def _gemm_beyond(gather: Gather) -> Why | None:
     """What stands between the gathered tensor and a GEMM a few elementwise steps further on."""
-    pending: list[tuple[fx.Node, Why | None, int]] = [(alias, None, SEARCH_STEPS)]
-    seen = {alias}
+    pending: list[tuple[fx.Node, Why | None, int]] = [(alias, None, SEARCH_STEPS) for alias in gather.aliases]
+    seen = set(gather.aliases)
     while pending:
         node, why, steps = pending.pop()
         for user in node.users:
@@ -243,19 +245,20 @@ def _gemm_beyond(alias: fx.Node) -> Why | None:
                 return why
             if steps and user not in seen and _is_step(user):
                 seen.add(user)
-                pending.append((user, why or _why_between(user), steps - 1))
+                pending.append((user, why or _why_between(user, gather), steps - 1))
     return None
 
 
 def _is_step(node: fx.Node) -> bool:
-    if is_call(node, (*VIEWS, *TRANSPOSES, *SLICES, *PADS, *CAST)):
+    if is_call(node, (*_RELAYOUTS, *SLICES, *PADS, *CAST)):
         return True
     return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
 
 
-def _why_between(node: fx.Node) -> Why | None:
-    if is_call(node, (*VIEWS, *TRANSPOSES)):
+def _why_between(node: fx.Node, gather: Gather) -> Why | None:
+    if is_call(node, _RELAYOUTS):
         return None
     if is_call(node, (*SLICES, *PADS)):
-        return Why(reason=Reason.UNEVEN_GATHER, detail=node.name)
+        is_shard = same_shape(shape_of(node), shape_of(gather.source))
+        return None if is_shard else Why(reason=Reason.UNEVEN_GATHER, detail=node.name)
     return Why(reason=Reason.OP_BEFORE_GEMM, detail=node.name)
