@@ -74,32 +74,21 @@ def llama_config(size: Size) -> Any:
     )
 
 
-def distributed_causal_lm(
-    config: Any, dtype: torch.dtype, world_size: int, rounding: torch.dtype | None = None
-) -> nn.Module:
-    """The configuration's causal language model, sharded over all ranks by the tensor-parallel plan that it brings.
-
-    Every rank draws the whole weights from one seed in fp32, rounds them to `rounding` (default: `dtype`) and then to
-    `dtype`; Hugging Face's loader keeps the rank's shards.
-    """
+def sharded_causal_lm(config: Any, mesh: DeviceMesh, dtype: torch.dtype) -> nn.Module:
+    """The configuration's causal language model, sharded over the mesh by the tensor-parallel plan that it brings."""
     from transformers import AutoModelForCausalLM
-    from transformers.distributed import DistributedConfig
-    from transformers.utils import logging
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-    logging.disable_progress_bar()
     torch.manual_seed(SEED)
-    whole = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    weights = {name: tensor.to(rounding or dtype).to(dtype) for name, tensor in whole.state_dict().items()}
-    sharding = DistributedConfig(tp_size=world_size, tp_plan="auto")
-    model: nn.Module = type(whole).from_pretrained(
-        None, config=config, state_dict=weights, dtype=dtype, distributed_config=sharding
-    )
-    return model
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).to(mesh.device_type)  # type: ignore[no-untyped-call]
+    plan = model._expand_parallel_plan(model.tp_plan)
+    sharded: nn.Module = apply_tensor_parallelism(model, mesh, plan)
+    return sharded
 
 
 def tensor_parallel_inference(size: Size, mesh: DeviceMesh, dtype: torch.dtype) -> Workload:
     """A whole Llama on replicated tokens."""
-    module = distributed_causal_lm(llama_config(size), dtype, mesh.size()).eval()
+    module = sharded_causal_lm(llama_config(size), mesh, dtype).eval()
     generator = torch.Generator().manual_seed(SEED)
     ids = torch.randint(size.vocabulary, (size.batch, size.sequence), generator=generator).to(mesh.device_type)
     return Workload(
@@ -113,20 +102,18 @@ def tensor_parallel_inference(size: Size, mesh: DeviceMesh, dtype: torch.dtype) 
 
 
 def _sequence_plan() -> dict[str, ParallelStyle]:
-    to_whole = {"input_layouts": (Shard(1),), "desired_input_layouts": (Replicate(),)}
-    named = {
-        "input_kwarg_layouts": {"hidden_states": Shard(1)},
-        "desired_input_kwarg_layouts": {"hidden_states": Replicate()},
-    }
     columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+    rows = ("self_attn.o_proj", "mlp.down_proj")
+    gathered_by_name = PrepareModuleInput(
+        input_kwarg_layouts={"hidden_states": Shard(1)}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
+    )
     return {
         "input_layernorm": SequenceParallel(),
+        "self_attn": gathered_by_name,
         "post_attention_layernorm": SequenceParallel(),
-        "self_attn": PrepareModuleInput(**named),
-        "mlp": PrepareModuleInput(**to_whole),
+        "mlp": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
         **dict.fromkeys(columns, ColwiseParallel()),
-        "self_attn.o_proj": RowwiseParallel(output_layouts=Shard(1)),
-        "mlp.down_proj": RowwiseParallel(output_layouts=Shard(1)),
+        **dict.fromkeys(rows, RowwiseParallel(output_layouts=Shard(1))),
     }
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from mkcompile.demo.models import distributed_causal_lm
 from tests.models.setting import SEQUENCE, Instance, Setting
 
 VOCABULARY = 64
@@ -27,11 +26,26 @@ SMALL = {
 }
 
 
+def _sharded(config: Any, setting: Setting) -> Any:
+    """The model as Hugging Face's loader shards it. Every rank draws the whole weights and keeps its shards."""
+    from transformers import AutoModelForCausalLM
+    from transformers.distributed import DistributedConfig
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(2026)
+    whole = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    weights = {name: tensor.to(setting.rounding).to(setting.dtype) for name, tensor in whole.state_dict().items()}
+    sharding = DistributedConfig(tp_size=setting.world_size, tp_plan="auto")
+    return type(whole).from_pretrained(
+        None, config=config, state_dict=weights, dtype=setting.dtype, distributed_config=sharding
+    )
+
+
 def _instance(config: Any, setting: Setting) -> Instance:
-    module = distributed_causal_lm(config, setting.dtype, setting.world_size, rounding=setting.rounding)
     generator = torch.Generator().manual_seed(7)
     ids = torch.randint(VOCABULARY, (setting.batch, SEQUENCE), generator=generator)
-    return Instance(module=module, outputs=lambda call: call(input_ids=ids).logits)
+    return Instance(module=_sharded(config, setting), outputs=lambda call: call(input_ids=ids).logits)
 
 
 def llama(setting: Setting) -> Instance:

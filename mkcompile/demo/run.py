@@ -1,0 +1,93 @@
+"""`python -m mkcompile demo`: two models on two ranks of this machine, compared and explained."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+
+from mkcompile.demo.models import Size
+from mkcompile.demo.ranks import Launch, RankError, run_ranks
+from mkcompile.demo.show import Steps, agrees, show_differences
+from mkcompile.demo.work import MAKERS, STEPS, Job, Outcome, work
+
+# Of the largest element. In fp32 the order of sums is all that may differ; bf16 keeps 8 bits of each intermediate.
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The demo; 0 if every result agrees with eager and with Inductor, else 1."""
+    given = _parser().parse_args(argv)
+    console = Console()
+    device = ("cuda" if _usable_gpus() >= given.ranks else "cpu") if given.device == "auto" else given.device
+    dtype = DTYPES[given.dtype or ("bfloat16" if device == "cuda" else "float32")]
+    job = Job(
+        size=Size(num_layers=given.layers),
+        world_size=given.ranks,
+        device=device,
+        dtype=dtype,
+        fuse=given.fuse,
+        plant_error=given.plant_error,
+    )
+    where = "NCCL, one GPU a rank" if device == "cuda" else "gloo on the CPU; fused operators run their references"
+    console.print(f"[bold]mkcompile demo[/bold]: {given.ranks} ranks, {where}, {str(dtype).removeprefix('torch.')}")
+    started = time.monotonic()
+    try:
+        with Steps(console, given.ranks, len(MAKERS) * len(STEPS)) as steps:
+            launch = Launch(world_size=given.ranks, device=device, timeout_s=given.timeout)
+            by_rank = run_ranks(partial(work, job=job), launch, steps.step)
+    except RankError as failure:
+        console.print(f"[bold red]the demo failed[/bold red]: {escape(str(failure))}", soft_wrap=True)
+        return 1
+    _show_reports(console, by_rank[0], given.html)
+    show_differences(console, by_rank, TOLERANCE[dtype])
+    right = all(agrees(outcomes, TOLERANCE[dtype]) for outcomes in by_rank)
+    verdict = "[bold green]all results agree[/bold green]" if right else "[bold red]results differ[/bold red]"
+    console.print(f"{verdict}, {time.monotonic() - started:.0f} s")
+    return 0 if right else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m mkcompile demo",
+        description="Compile a tensor-parallel Llama (inference) and a sequence-parallel Llama layer (training) with "
+        "backend 'mkernel', say what became of every collective, and compare with eager and with Inductor.",
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="processes on this machine (default 2)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--dtype", choices=tuple(DTYPES), help="default: bfloat16 on GPUs, float32 on the CPU")
+    parser.add_argument("--layers", type=int, default=2, help="layers of the tensor-parallel Llama (default 2)")
+    parser.add_argument("--fuse", choices=("always", "auto"), default="always", help="mkernel.fuse (default always)")
+    parser.add_argument("--html", type=Path, default=Path("build/report.html"), help="where the report goes")
+    parser.add_argument("--timeout", type=float, default=280.0, help="seconds after which the demo gives up")
+    parser.add_argument("--plant-error", action="store_true", help="make fused operators wrong; the demo must notice")
+    return parser
+
+
+def _usable_gpus() -> int:
+    """GPUs that reach each other's memory, counted from the first."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    reached = [all(torch.cuda.can_device_access_peer(i, j) for i in range(j)) for j in range(count)]
+    return reached.index(False) if False in reached else count
+
+
+def _show_reports(console: Console, outcomes: Sequence[Outcome], html: Path) -> None:
+    """Rank 0's reports on the terminal and as pages; the first model's at `html`, the others' beside it."""
+    pages: list[Path] = []
+    for i, outcome in enumerate(outcomes):
+        assert outcome.report is not None
+        console.rule(escape(outcome.name), align="left")
+        outcome.report.print(console)
+        path = html if i == 0 else html.with_stem(f"{html.stem}-{i + 1}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pages.append(outcome.report.to_html(path))
+    console.rule("results", align="left")
+    for outcome, page in zip(outcomes, pages, strict=True):
+        console.print(f"report on {escape(outcome.name)}: {escape(str(page))}", soft_wrap=True)
