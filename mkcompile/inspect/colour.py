@@ -43,6 +43,7 @@ def colour(captured: CapturedGraph, first: int) -> Colouring:
     fused = {i: site for i, site in enumerate(captured.sites) if site.operator}
     parts = grow(middle, {i: [site.collective] for i, site in fused.items()}, set(middle) - set(after))
     calls = {i: _call(str(site.operator), parts[i], middle, captured.after, after) for i, site in fused.items()}
+    parts = _with_strays(parts, calls, middle, after)
     numbers = _numbers(calls, len(captured.sites), first)
     old = grow(before, {i: part & set(before) for i, part in parts.items()}, set(before) - set(after))
     site_before = {name: numbers[i] for i, part in old.items() for name in part}
@@ -92,6 +93,24 @@ def _call(operator: str, part: set[str], middle: nx.DiGraph, after: GraphView, e
     around = {one for name in part for one in [*middle.predecessors(name), *middle.successors(name)]} - part
     calls = [node.name for node in after.nodes if node.role == "fused" and node.call == f"mkcompile.{operator}"]
     return max(calls, key=lambda name: len(around & _neighbours(name, middle, edges)), default="")
+
+
+def _with_strays(
+    parts: dict[int, set[str]], calls: Mapping[int, str], middle: nx.DiGraph, after: nx.DiGraph
+) -> dict[int, set[str]]:
+    """Removed nodes that no removed node joins to their collective (an FFN's first GEMMs, where backward needs theirs).
+
+    They go to the call that has the most of their neighbours.
+    """
+    owned = {name for part in parts.values() for name in part}
+    strays = set(middle) - set(after) - owned
+    neighbours = {i: _neighbours(call, middle, after) for i, call in calls.items() if call}
+    for name in strays:
+        near = {*middle.predecessors(name), *middle.successors(name)}
+        best = max(neighbours, key=lambda i: len(near & neighbours[i]), default=None)
+        if best is not None and near & neighbours[best]:
+            parts[best].add(name)
+    return parts
 
 
 def _neighbours(name: str, middle: nx.DiGraph, after: nx.DiGraph) -> set[str]:

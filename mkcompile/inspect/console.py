@@ -82,8 +82,7 @@ def totals_text(totals: Totals) -> str:
         f"{bytes_text(totals.sent_bytes)} sent by each rank"
     )
     if totals.step_unfused_s:
-        text += (
-            f"; predicted step {milliseconds(totals.step_unfused_s)} as it is, {milliseconds(totals.step_fused_s)} fused"
-            f" ({percent(totals.saving_s, totals.step_unfused_s)} saved)"
-        )
+        unfused, fused = milliseconds(totals.step_unfused_s), milliseconds(totals.step_fused_s)
+        saved = percent(totals.saving_s, totals.step_unfused_s)
+        text += f"; predicted step {unfused} as it is, {fused} fused ({saved} saved)"
     return text

@@ -121,6 +121,6 @@ class Report:
 
     def to_html(self, path: str | Path) -> Path:
         """Write one self-contained page; returns its path."""
-        from mkcompile.inspect.html import write_html
+        from mkcompile.inspect.page import write_html
 
         return write_html(self, Path(path))

@@ -120,10 +120,12 @@ def _element_bytes(node: NodeView) -> int:
 
 
 def _memory_bytes(node: NodeView, graph: Mapping[str, NodeView]) -> int:
-    """Bytes of an element-wise node that must reach memory: its result where a kernel of another kind reads it."""
+    """Bytes that a chain of element-wise nodes moves: counted at its last one, which a kernel of another kind reads."""
     if node.role != "other" or node.call == "getitem":
         return 0
-    return node.result_bytes * (1 + len(node.inputs)) if node.name in graph and _is_kept(node, graph) else 0
+    if not _is_kept(node, graph):
+        return 0
+    return node.result_bytes + sum(graph[one].result_bytes for one in node.inputs)
 
 
 def _is_kept(node: NodeView, graph: Mapping[str, NodeView]) -> bool:
