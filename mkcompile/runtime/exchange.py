@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed import DistStoreError, ProcessGroup
+from torch.distributed import ProcessGroup
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import _get_process_group_store
 
@@ -55,10 +55,8 @@ class Exchange:
         self._store.set(keys[self.rank], f"{step}\n{value}")
         try:
             self._store.wait(keys, timedelta(seconds=self.timeout_s))
-        except DistStoreError as error:
-            absent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-            self._store.delete_key(keys[self.rank])
-            raise PeerTimeoutError(self._report(step, absent, time.monotonic() - started)) from error
+        except RuntimeError as error:  # a store's timeout, or its host is gone
+            raise PeerTimeoutError(self._report(step, self._withdraw(keys), time.monotonic() - started)) from error
         said = [self._store.get(key).decode().split("\n", 1) for key in keys]
         self._completed += 1
         if self._completed > 1:
@@ -66,6 +64,19 @@ class Exchange:
             self._store.delete_key(f"{self._completed - 2}/{self.rank}")
         self._check_steps(step, [name for name, _ in said])
         return tuple(text for _, text in said)
+
+    def _withdraw(self, keys: list[str]) -> list[int]:
+        """Take back what this rank said. Returns the ranks that never came: all others where the store is gone.
+
+        A mark stays, so that ranks which give up one after the other don't take each other for absent.
+        """
+        try:
+            came = [self._store.check([key]) or self._store.check([f"{key}/left"]) for key in keys]
+            self._store.set(f"{keys[self.rank]}/left", "")
+            self._store.delete_key(keys[self.rank])
+        except RuntimeError:
+            return [rank for rank in range(self.world_size) if rank != self.rank]
+        return [rank for rank, has_come in enumerate(came) if not has_come]
 
     def _check_steps(self, step: str, steps: list[str]) -> None:
         others = [f"{self.ranks[rank]} for {name!r}" for rank, name in enumerate(steps) if name != step]

@@ -1,6 +1,6 @@
 """The kernel source of `dispatch`: an operator call on CUDA tensors becomes one launch on the current stream.
 
-The first call of a signature decides and compiles (`_Operation`); what later calls do is a look-up, the result's
+The first call of a signature decides and compiles (`Operation`); what later calls do is a look-up, the result's
 allocation and a launch. Results are ordinary memory of the allocator and all work is on the current stream, so no
 tensor needs to be recorded on another one.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup
 from mkcompile.config import settings
 from mkcompile.errors import WorkspaceError
 from mkcompile.ops import groups
+from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
 from mkcompile.ops.registry import Call
 from mkcompile.runtime import form as forms
@@ -26,16 +27,14 @@ from mkcompile.runtime.chain import LaunchChain
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.faults import FaultBoard
 from mkcompile.runtime.form import Form, Reduction
-from mkcompile.runtime.kernel import LaunchArguments, LoadedKernel, PreparedLaunch
+from mkcompile.runtime.kernel import LoadedKernel
 from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.operation import Device, Group, Operation
 from mkcompile.runtime.platform import CudaPlatform, Platform
-from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.tile_schedule import TileSchedule, choose_schedule, choose_tile
-from mkcompile.runtime.workspace import WARM_UP_FIRST, Demand, GroupWorkspace, Workspace
+from mkcompile.runtime.workspace import WARM_UP_FIRST, Demand, GroupWorkspace
 
 _LOG = logging.getLogger(__name__)
-# Argument blocks kept for each signature: one for each set of addresses that its operands have had.
-_MAX_LAUNCHES = 256
 # Signatures kept: dynamic shapes make new ones without end.
 _MAX_OPERATIONS = 4096
 
@@ -50,97 +49,11 @@ def default_tactics(call: Reduction, form: Form, max_grid: int) -> Tactic:
     return config, choose_schedule(config, form.size, max_grid)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Device:
-    """One device: its chain of launches, the lock that guards it, and the kernels that are on it."""
-
-    device: torch.device
-    max_grid: int
-    chain: LaunchChain
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    kernels: dict[KernelConfig, LoadedKernel] = field(default_factory=dict)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Group:
-    """One group: why its ranks can't launch together (empty if they can), and its workspace."""
-
-    obstacle: str
-    workspace: GroupWorkspace
-
-
-@dataclass(slots=True, kw_only=True)
-class _Operation:
-    """All calls of one signature. `launches` are the argument blocks by the operands' addresses."""
-
-    form: Form
-    kernel: LoadedKernel
-    schedule: TileSchedule
-    demand: Demand
-    device: _Device
-    group: _Group
-    dtype: torch.dtype
-    workspace: Workspace | None = None
-    launches: dict[tuple[int, ...], PreparedLaunch] = field(default_factory=dict)
-
-    def run(self, call: Reduction, stream: int) -> Tensor:
-        """Raises: WorkspaceError, PeerTimeoutError, UnsupportedDeviceError, DriverError."""
-        device = self.device
-        out = torch.empty(self.form.out_shape, dtype=self.dtype, device=device.device)
-        pointers = [tensor.data_ptr() for tensor in (*call.x, *call.w, out)]
-        if call.bias is not None:
-            pointers.append(call.bias.data_ptr())
-        addresses = tuple(pointers)
-        with device.lock:
-            capture = device.chain.enter(stream)
-            current = self.group.workspace.current
-            if self.workspace is not current or current is None or current.slot.failed or capture:
-                self._bind(capture != 0)
-            launch = self.launches.get(addresses)
-            if launch is None:
-                self._launch_new(call, out, addresses, stream)
-            else:
-                launch.run(stream)
-            device.chain.leave(stream, capture)
-        return out
-
-    def _bind(self, capturing: bool) -> None:
-        workspace = self.group.workspace.require(self.demand, capturing)
-        if workspace is not self.workspace:
-            self.workspace = workspace
-            self.launches.clear()
-
-    def _launch_new(self, call: Reduction, out: Tensor, addresses: tuple[int, ...], stream: int) -> None:
-        """Launch from addresses that were not seen before; operands that can't be read in place are copied first."""
-        x = [forms.as_rows(x_MK) for x_MK in call.x]
-        w = [forms.as_weight(w_KN, self.form.config.weight_layout) for w_KN in call.w]
-        bias = None if call.bias is None else forms.as_vector(call.bias)
-        launch = PreparedLaunch(self.kernel, self._arguments(x, w, bias, out))
-        launch.run(stream)
-        used = [tensor.data_ptr() for tensor in (*x, *w, out)] + ([] if bias is None else [bias.data_ptr()])
-        if tuple(used) == addresses:
-            if len(self.launches) >= _MAX_LAUNCHES:
-                self.launches.clear()
-            self.launches[addresses] = launch
-
-    def _arguments(self, x: list[Tensor], w: list[Tensor], bias: Tensor | None, out: Tensor) -> LaunchArguments:
-        assert self.workspace is not None
-        return LaunchArguments(
-            terms=tuple((Matrix.of(x_MK), Matrix.of(weight)) for x_MK, weight in zip(x, w, strict=True)),
-            out=Matrix.of(out.view(self.form.out_rows, self.form.out_shape[-1])),
-            schedule=self.schedule,
-            peers=self.group.workspace.peers(self.workspace),
-            bias=0 if bias is None else bias.data_ptr(),
-            segments=self.form.size.segments,
-            scale=self.form.scale,
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class _Unfused:
-    """Calls of a signature that the reference computes; `group` is None where that holds for every group."""
+    """Calls of a signature that the reference computes; no `process_group` where that holds for every group."""
 
-    group: Callable[[], ProcessGroup | None] | None = None
+    process_group: Callable[[], ProcessGroup | None] | None = None
 
 
 class Launcher:
@@ -149,9 +62,9 @@ class Launcher:
     def __init__(self, platform: Platform | None = None, tactics: Tactics = default_tactics) -> None:
         self._platform: Platform = platform or CudaPlatform()
         self._tactics = tactics
-        self._devices: dict[int, _Device] = {}
-        self._groups: dict[tuple[str, int], _Group] = {}
-        self._operations: dict[Hashable, _Operation | _Unfused] = {}
+        self._devices: dict[torch.device, Device] = {}
+        self._groups: dict[tuple[str, torch.device], Group] = {}
+        self._operations: dict[Hashable, Operation | _Unfused] = {}
         self._board: FaultBoard | None = None
         self._lock = threading.RLock()
 
@@ -163,7 +76,7 @@ class Launcher:
         """
         if self._board is not None:
             self._board.check()
-        if not isinstance(call, Reduction) or call.x[0].device.type != self._platform.device_type:
+        if not isinstance(call, (GemmReduceScatter, GemmAllReduce)):
             return None
         signature = _signature(call)
         operation = self._operations.get(signature)
@@ -181,12 +94,13 @@ class Launcher:
         """Symmetric memory that this process holds, over all groups."""
         return sum(group.workspace.held_bytes for group in self._groups.values())
 
-    def _decide(self, call: Reduction, signature: Hashable) -> _Operation | _Unfused:
+    def _decide(self, call: Reduction, signature: Hashable) -> Operation | _Unfused:
         with self._lock:
-            form = forms.form_of(call)
+            on_device = call.x[0].device.type == self._platform.device_type
+            form = forms.form_of(call) if on_device else f"tensors on {call.x[0].device.type}"
             if isinstance(form, str):
                 _LOG.info("%s runs unfused: %s", call.NAME, form)
-                operation: _Operation | _Unfused = _Unfused()
+                operation: Operation | _Unfused = _Unfused()
             else:
                 operation = self._prepare(call, form)
             if len(self._operations) >= _MAX_OPERATIONS:
@@ -194,36 +108,34 @@ class Launcher:
             self._operations[signature] = operation
             return operation
 
-    def _prepare(self, call: Reduction, form: Form) -> _Operation | _Unfused:
+    def _prepare(self, call: Reduction, form: Form) -> Operation | _Unfused:
         device = self._device(call.x[0].device)
         group = self._group(call.group, device.device)
         if group.obstacle:
             return _Unfused(group.workspace.exchange.group)
         config, schedule = self._tactics(call, form, device.max_grid)
-        return _Operation(
+        return Operation(
             form=replace(form, config=config),
             kernel=self._kernel(config, device),
             schedule=schedule,
             demand=Demand.of(config, schedule, form.size),
             device=device,
             group=group,
-            dtype=call.x[0].dtype,
+            process_group=group.workspace.exchange.group,
         )
 
-    def _device(self, device: torch.device) -> _Device:
-        assert device.index is not None
-        found = self._devices.get(device.index)
+    def _device(self, device: torch.device) -> Device:
+        found = self._devices.get(device)
         if found is None:
             max_grid = max(1, self._platform.num_sms(device) - settings().sm_reserve)
-            found = _Device(device=device, max_grid=max_grid, chain=LaunchChain(self._platform.streams(device)))
-            self._devices[device.index] = found
+            found = Device(device=device, max_grid=max_grid, chain=LaunchChain(self._platform.streams(device)))
+            self._devices[device] = found
         return found
 
-    def _group(self, name: str, device: torch.device) -> _Group:
+    def _group(self, name: str, device: torch.device) -> Group:
         """The group's state; a new one where the name belongs to another group than before. Collective when new."""
-        assert device.index is not None
         process_group = groups.find(name)
-        found = self._groups.get((name, device.index))
+        found = self._groups.get((name, device))
         if found is None or found.workspace.exchange.group() is not process_group:
             exchange = Exchange(process_group, f"launch/{device.type}", settings().timeout_s)
             obstacle = self._platform.obstacle(exchange, device)
@@ -235,7 +147,7 @@ class Launcher:
                 board=self._fault_board(device),
                 cap_bytes=settings().arena_bytes,
             )
-            found = self._groups[name, device.index] = _Group(obstacle=obstacle, workspace=workspace)
+            found = self._groups[name, device] = Group(obstacle=obstacle, workspace=workspace)
         return found
 
     def _fault_board(self, device: torch.device) -> FaultBoard:
@@ -243,7 +155,7 @@ class Launcher:
             self._board = FaultBoard(self._platform.fault_memory(device))
         return self._board
 
-    def _kernel(self, config: KernelConfig, device: _Device) -> LoadedKernel:
+    def _kernel(self, config: KernelConfig, device: Device) -> LoadedKernel:
         kernel = device.kernels.get(config)
         if kernel is None:
             if self._platform.is_capturing():
@@ -254,11 +166,11 @@ class Launcher:
         return kernel
 
 
-def _holds(operation: _Operation | _Unfused, name: str) -> bool:
+def _holds(operation: Operation | _Unfused, name: str) -> bool:
     """Is the decision about the group that has this name now?"""
     if isinstance(operation, _Unfused):
-        return operation.group is None or operation.group() is groups.find(name)
-    return operation.group.workspace.exchange.group() is groups.find(name)
+        return operation.process_group is None or operation.process_group() is groups.find(name)
+    return operation.process_group() is groups.find(name)
 
 
 def _signature(call: Reduction) -> Hashable:

@@ -22,6 +22,8 @@ _LOG = logging.getLogger(__name__)
 WARM_UP_FIRST = "warm up first: run the same function once, with the same shapes, before the capture"
 _SMALLEST_BYTES = 64 << 20
 _SMALLEST_TILES = 16384
+# More than a region loses to alignment.
+_ROUNDING_BYTES = 1 << 16
 # Tiles in flight beyond the lag that a ring of slots must hold. Source: docs/decisions/102-reduce-scatter-order.md.
 _WAVES_IN_FLIGHT = 2
 
@@ -47,13 +49,15 @@ def layout_for(world: int, demand: Demand, cap_bytes: int, current: WorkspaceLay
 
     A demand beyond the cap gets the cap: a launch then has fewer slots, or raises where that is too few.
     """
+    if current is not None and current.max_tiles >= demand.tiles:
+        serves = current.region_bytes >= demand.region_bytes or current.total_bytes >= cap_bytes
+        if serves:
+            return current
     max_tiles = max(_SMALLEST_TILES, _power_of_two(demand.tiles), current.max_tiles if current else 0)
+    region_bytes = max(demand.region_bytes, current.region_bytes if current else 0)
     flags_bytes = WorkspaceLayout(world=world, total_bytes=1 << 62, max_tiles=max_tiles).region_offset
-    # a quarter of a MiB covers the rounding of both regions
-    wanted_bytes = _power_of_two(flags_bytes + 2 * demand.region_bytes + (1 << 18))
-    total_bytes = min(max(_SMALLEST_BYTES, wanted_bytes, current.total_bytes if current else 0), cap_bytes)
-    if current is not None and (total_bytes, max_tiles) == (current.total_bytes, current.max_tiles):
-        return current
+    wanted_bytes = _power_of_two(flags_bytes + 2 * (region_bytes + _ROUNDING_BYTES))
+    total_bytes = min(max(_SMALLEST_BYTES, wanted_bytes), cap_bytes)
     if total_bytes <= flags_bytes:
         raise WorkspaceError(
             f"a workspace of {cap_bytes} bytes is too small: its flags take {flags_bytes}; raise MKCOMPILE_ARENA_BYTES"

@@ -1,0 +1,112 @@
+"""All calls of one signature: what is decided once, and the short way that each of them then takes to the driver."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from mkcompile.runtime import form as forms
+from mkcompile.runtime.chain import LaunchChain
+from mkcompile.runtime.form import Form, Reduction
+from mkcompile.runtime.kernel import LaunchArguments, LoadedKernel, PreparedLaunch
+from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.tensor_map import Matrix
+from mkcompile.runtime.tile_schedule import TileSchedule
+from mkcompile.runtime.workspace import Demand, GroupWorkspace, Workspace
+
+# Argument blocks kept for each signature: one for each set of addresses that its operands have had.
+_MAX_LAUNCHES = 256
+
+
+@dataclass(slots=True, kw_only=True)
+class Device:
+    """One device: its chain of launches, the lock that guards it, and the kernels that are on it."""
+
+    device: torch.device
+    max_grid: int
+    chain: LaunchChain
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    kernels: dict[KernelConfig, LoadedKernel] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """One group: why its ranks can't launch together (empty if they can), and its workspace."""
+
+    obstacle: str
+    workspace: GroupWorkspace
+
+
+@dataclass(slots=True, kw_only=True)
+class Operation:
+    """All calls of one signature. `launches` are the argument blocks by the operands' addresses."""
+
+    form: Form
+    kernel: LoadedKernel
+    schedule: TileSchedule
+    demand: Demand
+    device: Device
+    group: Group
+    process_group: Callable[[], ProcessGroup | None]
+    workspace: Workspace | None = None
+    launches: dict[tuple[int, ...], PreparedLaunch] = field(default_factory=dict)
+
+    def run(self, call: Reduction, stream: int) -> Tensor:
+        """Raises: WorkspaceError, PeerTimeoutError, UnsupportedDeviceError, DriverError."""
+        device = self.device
+        out = call.x[0].new_empty(self.form.out_shape)
+        addresses = _addresses(call.x, call.w, call.bias, out)
+        with device.lock:
+            capture = device.chain.enter(stream)
+            current = self.group.workspace.current
+            if self.workspace is not current or current is None or current.slot.failed or capture:
+                self._bind(capture != 0)
+            launch = self.launches.get(addresses)
+            if launch is None:
+                self._launch_new(call, out, addresses, stream)
+            else:
+                launch.run(stream)
+            device.chain.leave(stream, capture)
+        return out
+
+    def _bind(self, capturing: bool) -> None:
+        workspace = self.group.workspace.require(self.demand, capturing)
+        if workspace is not self.workspace:
+            self.workspace = workspace
+            self.launches.clear()
+
+    def _launch_new(self, call: Reduction, out: Tensor, addresses: tuple[int, ...], stream: int) -> None:
+        """Launch from addresses that were not seen before; operands that can't be read in place are copied first."""
+        x = [forms.as_rows(x_MK) for x_MK in call.x]
+        w = [forms.as_weight(w_KN, self.form.config.weight_layout) for w_KN in call.w]
+        bias = None if call.bias is None else forms.as_vector(call.bias)
+        launch = PreparedLaunch(self.kernel, self._arguments(x, w, bias, out))
+        launch.run(stream)
+        if _addresses(x, w, bias, out) == addresses:
+            if len(self.launches) >= _MAX_LAUNCHES:
+                self.launches.clear()
+            self.launches[addresses] = launch
+
+    def _arguments(self, x: list[Tensor], w: list[Tensor], bias: Tensor | None, out: Tensor) -> LaunchArguments:
+        assert self.workspace is not None
+        return LaunchArguments(
+            terms=tuple((Matrix.of(x_MK), Matrix.of(weight)) for x_MK, weight in zip(x, w, strict=True)),
+            out=Matrix.of(out.view(self.form.out_rows, self.form.out_shape[-1])),
+            schedule=self.schedule,
+            peers=self.group.workspace.peers(self.workspace),
+            bias=0 if bias is None else bias.data_ptr(),
+            segments=self.form.size.segments,
+            scale=self.form.scale,
+        )
+
+
+def _addresses(x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None, out: Tensor) -> tuple[int, ...]:
+    if len(x) == 1 and bias is None:
+        return x[0].data_ptr(), w[0].data_ptr(), out.data_ptr()
+    present = (*x, *w, out) if bias is None else (*x, *w, out, bias)
+    return tuple(tensor.data_ptr() for tensor in present)

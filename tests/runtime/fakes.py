@@ -1,0 +1,157 @@
+"""A machine without GPUs for the launcher: memory of the host, a driver that records, tensors on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
+
+from mkcompile.errors import UnsupportedDeviceError, WorkspaceError
+from mkcompile.runtime import abi
+from mkcompile.runtime.exchange import Exchange
+from mkcompile.runtime.faults import HostMemory
+from mkcompile.runtime.kernel import LoadedKernel
+from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.symmetric import SymmetricBuffer
+
+
+@dataclass
+class FakeStreams:
+    """Streams whose operations are a list of texts; `capturing` is the capture that all streams are part of."""
+
+    capturing: int = 0
+    events: int = 0
+    log: list[str] = field(default_factory=list)
+
+    def create_event(self) -> int:
+        self.events += 1
+        return self.events
+
+    def record_event(self, event: int, stream: int) -> None:
+        self.log.append(f"record {event} on {stream}")
+
+    def wait_event(self, stream: int, event: int) -> None:
+        self.log.append(f"{stream} waits {event}")
+
+    def capture_id(self, stream: int) -> int:
+        return self.capturing
+
+
+@dataclass
+class FakeBacking:
+    """Host memory that only this process has; `addresses` of peers are made up."""
+
+    world_size: int
+    allocation_failure: str = ""
+    connection_failure: str = ""
+    null_peer: int = -1
+    allocated_bytes: list[int] = field(default_factory=list)
+    settled: int = 0
+
+    def allocate(self, size_bytes: int, zeroed_bytes: int) -> int:
+        if self.allocation_failure:
+            raise WorkspaceError(self.allocation_failure)
+        self.allocated_bytes.append(size_bytes)
+        return size_bytes
+
+    def connect(self, memory: int) -> SymmetricBuffer:
+        if self.connection_failure:
+            raise UnsupportedDeviceError(self.connection_failure)
+        addresses = [(rank + 1) << 40 for rank in range(self.world_size)]
+        if self.null_peer >= 0:
+            addresses[self.null_peer] = 0
+        return SymmetricBuffer(addresses=tuple(addresses), size_bytes=memory, keep=(object(),))
+
+    def settle(self) -> None:
+        self.settled += 1
+
+
+@dataclass
+class FakeDriver:
+    """Takes launches and tensor maps; keeps the argument block of each launch."""
+
+    launches: list[abi.KernelArguments] = field(default_factory=list)
+    grids: list[int] = field(default_factory=list)
+
+    def cuTensorMapEncodeTiled(self, target: Any, *rest: Any) -> int:  # noqa: N802 (the driver's name)
+        # the address is in the map, so that a test can see whose map it is
+        pointer = rest[2].value or 0
+        ctypes.memmove(target.value, ctypes.byref(ctypes.c_uint64(pointer)), 8)
+        return 0
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, extra: Any) -> int:  # noqa: N802
+        block = abi.KernelArguments.from_buffer_copy(
+            ctypes.string_at(parameters[0], ctypes.sizeof(abi.KernelArguments))
+        )
+        self.launches.append(block)
+        self.grids.append(config._obj.grid[0])
+        return 0
+
+
+class FakePlatform:
+    """CPU tensors take the place of CUDA tensors."""
+
+    device_type = "cpu"
+
+    def __init__(self, world_size: int = 2, num_sms: int = 132) -> None:
+        self.backing_of_group = FakeBacking(world_size)
+        self.fake_streams = FakeStreams()
+        self.stream = 7
+        self.group_obstacle = ""
+        self.loaded: list[KernelConfig] = []
+        self._num_sms = num_sms
+        self._memory = ctypes.create_string_buffer(16 * 64 + 64)
+
+    def num_sms(self, device: torch.device) -> int:
+        return self._num_sms
+
+    def streams(self, device: torch.device) -> FakeStreams:
+        return self.fake_streams
+
+    def current_stream(self, device: torch.device) -> int:
+        return self.stream
+
+    def is_current(self, device: torch.device) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return self.fake_streams.capturing != 0
+
+    def obstacle(self, exchange: Exchange, device: torch.device) -> str:
+        exchange.gather("devices", "")
+        return self.group_obstacle
+
+    def backing(self, device: torch.device, group: str) -> FakeBacking:
+        return self.backing_of_group
+
+    def fault_memory(self, device: torch.device) -> HostMemory:
+        address = -(-ctypes.addressof(self._memory) // 64) * 64
+        return HostMemory(address=address, size_bytes=16 * 64)
+
+    def load(self, config: KernelConfig, device: torch.device) -> LoadedKernel:
+        self.loaded.append(config)
+        return LoadedKernel(config=config, device_idx=0, function=ctypes.c_void_p(1))
+
+    def report(self, slot: int, **words: int) -> None:
+        """As a kernel would: the code is written last."""
+        memory = self.fault_memory(torch.device("cpu"))
+        report = abi.FaultReport.from_address(memory.address + slot * 64)
+        for name, value in words.items():
+            setattr(report, name, value)
+
+
+@contextmanager
+def lone_group(world_size: int = 2) -> Iterator[str]:
+    """The name of a group of which only this rank is here."""
+    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=world_size)
+    try:
+        assert dist.group.WORLD is not None
+        yield dist.group.WORLD.group_name
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,278 @@
+"""The launcher on a machine without GPUs: what it launches, what it keeps, what it refuses, how long a call takes."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mkcompile.errors import LaunchOrderError, PeerTimeoutError, WorkspaceError
+from mkcompile.ops.all_gather_gemm import AllGatherGemm
+from mkcompile.ops.gemm_all_reduce import GemmAllReduce
+from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
+from mkcompile.ops.registry import Call
+from mkcompile.runtime import abi, driver, tensor_map
+from mkcompile.runtime.exchange import Exchange
+from mkcompile.runtime.launcher import Launcher
+from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
+
+GROUP = "0"
+
+
+@pytest.fixture
+def fake_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    fake = FakeDriver()
+    monkeypatch.setattr(driver, "library", lambda: fake)
+    # the peers of a lone group say what this rank says
+    monkeypatch.setattr(Exchange, "gather", lambda self, step, value: (value,) * self.world_size)
+    tensor_map.encode.cache_clear()
+    yield fake
+    tensor_map.encode.cache_clear()
+
+
+@pytest.fixture
+def platform() -> FakePlatform:
+    return FakePlatform()
+
+
+@pytest.fixture
+def launcher(platform: FakePlatform, fake_driver: FakeDriver) -> Iterator[Launcher]:
+    with lone_group() as name:
+        assert name == GROUP
+        yield Launcher(platform)
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+def all_reduce(m: int = 256, n: int = 512, k: int = 64, **changes: Any) -> GemmAllReduce:
+    weight = tensor(n, k).t()
+    call = GemmAllReduce([tensor(m, k)], [weight], None, "sum", 2, GROUP, "key")
+    return replace(call, **changes)
+
+
+def reduce_scatter(shape: tuple[int, ...], dim: int, k: int = 64, **changes: Any) -> GemmReduceScatter:
+    rows = tensor(*shape).numel() // shape[-1]
+    weight = tensor(shape[-1], k).t()
+    call = GemmReduceScatter([tensor(rows, k)], [weight], None, shape, dim, "sum", 2, GROUP, "key")
+    return replace(call, **changes)
+
+
+def address_in(block: Any) -> int:
+    """The address that the fake driver put into a tensor map."""
+    return int(block[0])
+
+
+def test_a_call_becomes_one_launch_with_its_own_addresses(launcher: Launcher, fake_driver: FakeDriver) -> None:
+    call = all_reduce(bias=tensor(512), reduce_op="avg")
+    out = launcher(call)
+    assert out is not None and out.shape == (256, 512) and out.dtype == torch.bfloat16
+    (block,) = fake_driver.launches
+    assert (block.m, block.n, block.k[0], block.terms) == (256, 512, 64, 1)
+    assert (block.rank, block.world, block.segments, block.segment_rows) == (0, 2, 1, 256)
+    assert block.scale == 0.5
+    assert block.bias == call.bias.data_ptr()  # type: ignore[union-attr]
+    assert address_in(block.a[0]) == call.x[0].data_ptr()
+    assert address_in(block.weight[0]) == call.w[0].data_ptr()
+    assert address_in(block.out) == out.data_ptr()
+    assert list(block.workspace[:2]) == [1 << 40, 2 << 40]
+    assert 1 <= fake_driver.grids[0] <= 128, "four SMs are left to others"
+
+
+def test_new_tensors_of_the_same_shape_need_no_new_decision(
+    launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver
+) -> None:
+    calls = [all_reduce() for _ in range(3)]
+    outs = [launcher(call) for call in calls + calls]
+    assert len(platform.loaded) == 1
+    assert [address_in(block.a[0]) for block in fake_driver.launches] == [c.x[0].data_ptr() for c in calls + calls]
+    assert [address_in(block.out) for block in fake_driver.launches] == [out.data_ptr() for out in outs]  # type: ignore[union-attr]
+
+
+def test_reduce_scatter_divides_rows_by_the_scattered_dimension(launcher: Launcher, fake_driver: FakeDriver) -> None:
+    out = launcher(reduce_scatter((3, 8, 5, 16), 1))
+    assert out is not None and out.shape == (3, 4, 5, 16)
+    block = fake_driver.launches[-1]
+    assert (block.m, block.segments, block.segment_rows) == (3 * 8 * 5, 3, 4 * 5)
+    out = launcher(reduce_scatter((8, 16), 0))
+    assert out is not None and out.shape == (4, 16)
+    assert (fake_driver.launches[-1].segments, fake_driver.launches[-1].segment_rows) == (1, 4)
+
+
+def test_products_are_summed_in_one_launch(launcher: Launcher, fake_driver: FakeDriver) -> None:
+    x, w = [tensor(256, 64), tensor(256, 32)], [tensor(512, 64).t(), tensor(512, 32).t()]
+    assert launcher(all_reduce(x=x, w=w)) is not None
+    block = fake_driver.launches[-1]
+    assert block.terms == 2 and list(block.k[:2]) == [64, 32]
+    assert address_in(block.weight[1]) == w[1].data_ptr()
+
+
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+def test_transposed_and_sliced_weights_are_read_in_place(
+    launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver, layout: str
+) -> None:
+    whole = tensor(1024, 128) if layout == "nk" else tensor(128, 1024)
+    weight = whole[256:768, 64:].t() if layout == "nk" else whole[64:, 256:768]
+    assert weight.shape == (64, 512)
+    assert launcher(all_reduce(w=[weight])) is not None
+    assert address_in(fake_driver.launches[-1].weight[0]) == weight.data_ptr()
+    assert platform.loaded[-1].weight_layout == layout
+
+
+def test_an_operand_that_can_not_be_read_in_place_is_copied(launcher: Launcher, fake_driver: FakeDriver) -> None:
+    misaligned = tensor(256, 72)[:, 4:68]
+    transposed = tensor(64, 256).t()
+    for x_MK in (misaligned, transposed, tensor(1, 64).expand(256, 64)):
+        for _ in range(2):
+            assert launcher(all_reduce(x=[x_MK])) is not None
+            assert address_in(fake_driver.launches[-1].a[0]) not in (0, x_MK.data_ptr())
+    aligned = tensor(256, 64)
+    launcher(all_reduce(x=[aligned]))
+    assert address_in(fake_driver.launches[-1].a[0]) == aligned.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: all_reduce(k=60),
+        lambda: all_reduce(n=516),
+        lambda: all_reduce(m=0),
+        lambda: all_reduce(x=[tensor(4, 64, dtype=torch.float32)], w=[tensor(64, 64, dtype=torch.float32)]),
+        lambda: all_reduce(x=[tensor(4, 8)] * 5, w=[tensor(8, 8)] * 5),
+        lambda: reduce_scatter((8, 16), 1),
+        lambda: AllGatherGemm(tensor(4, 8), [tensor(8, 8)], [None], [0], 0, False, 2, GROUP, "key"),
+    ],
+    ids=["k", "n", "empty", "dtype", "terms", "columns", "operator"],
+)
+def test_what_no_kernel_takes_is_left_to_the_reference(
+    launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver, call: Any
+) -> None:
+    made: Call = call()
+    assert launcher(made) is None and launcher(made) is None
+    assert not fake_driver.launches and not platform.backing_of_group.allocated_bytes
+
+
+def test_a_group_that_can_not_launch_runs_unfused(platform: FakePlatform, fake_driver: FakeDriver) -> None:
+    platform.group_obstacle = "no peer access between the GPUs of ranks 0->1"
+    with lone_group():
+        launcher = Launcher(platform)
+        assert launcher(all_reduce()) is None and launcher(all_reduce()) is None
+        platform.group_obstacle = ""
+        assert launcher(all_reduce()) is None, "decided once for the life of the group"
+    with lone_group():
+        assert launcher(all_reduce()) is not None, "another group of the same name is asked anew"
+
+
+def test_launches_on_several_streams_form_one_chain(launcher: Launcher, platform: FakePlatform) -> None:
+    log = platform.fake_streams.log
+    for stream in (7, 7, 9, 7):
+        platform.stream = stream
+        launcher(all_reduce())
+    assert log == ["record 1 on 7", "record 1 on 7", "9 waits 1", "record 1 on 9", "7 waits 1", "record 1 on 7"]
+
+
+def test_a_capture_is_a_chain_of_its_own(launcher: Launcher, platform: FakePlatform) -> None:
+    streams = platform.fake_streams
+    launcher(all_reduce())
+    platform.stream, streams.capturing = 8, 41
+    launcher(all_reduce())
+    platform.stream = 9
+    launcher(all_reduce())
+    platform.stream, streams.capturing = 9, 0
+    launcher(all_reduce())
+    assert streams.log == [
+        "record 1 on 7", "record 2 on 8", "9 waits 2", "record 2 on 9", "9 waits 1", "record 1 on 9"
+    ]  # fmt: skip
+
+
+def test_a_capture_without_warm_up_says_to_warm_up(launcher: Launcher, platform: FakePlatform) -> None:
+    platform.fake_streams.capturing = 1
+    with pytest.raises(WorkspaceError, match="warm up first"):
+        launcher(all_reduce())
+    platform.fake_streams.capturing = 0
+    launcher(all_reduce(m=4096, n=4096))
+    platform.fake_streams.capturing = 1
+    assert launcher(all_reduce(m=4096, n=4096)) is not None
+    with pytest.raises(WorkspaceError, match="new workspace; warm up first"):
+        launcher(all_reduce(m=8192, n=16384))
+
+
+def test_growth_retires_the_old_workspace_and_its_launches(
+    launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver
+) -> None:
+    backing = platform.backing_of_group
+    small = all_reduce(m=64)
+    launcher(small)
+    launcher(all_reduce(m=16384, n=16384))
+    assert len(backing.allocated_bytes) == 2 and backing.allocated_bytes[1] > backing.allocated_bytes[0]
+    assert backing.settled == 1 and launcher.held_bytes() == backing.allocated_bytes[1]
+    launcher(small)
+    assert fake_driver.launches[-1].region_bytes == fake_driver.launches[1].region_bytes, "it moved to the new one"
+    assert len(backing.allocated_bytes) == 2
+
+
+def test_a_workspace_that_a_graph_has_seen_is_kept(launcher: Launcher, platform: FakePlatform) -> None:
+    backing = platform.backing_of_group
+    launcher(all_reduce(m=64))
+    platform.fake_streams.capturing = 5
+    launcher(all_reduce(m=64))
+    platform.fake_streams.capturing = 0
+    launcher(all_reduce(m=16384, n=16384))
+    assert backing.settled == 0 and launcher.held_bytes() == sum(backing.allocated_bytes)
+
+
+def test_a_timeout_is_raised_by_the_next_call_and_the_workspace_made_anew(
+    launcher: Launcher, platform: FakePlatform
+) -> None:
+    backing = platform.backing_of_group
+    launcher(all_reduce())
+    platform.report(
+        0, op=2, rank=0, peer=1, role=2, tile=3, expected=9, seen=8, waited_ns=2_500_000_000, code=abi.PEER_TIMEOUT
+    )
+    with pytest.raises(PeerTimeoutError) as caught:
+        launcher(AllGatherGemm(tensor(4, 8), [tensor(8, 8)], [None], [0], 0, False, 2, GROUP, "key"))
+    report = caught.value.report
+    assert (report.operator, report.rank, report.peer, report.role) == ("gemm_all_reduce", 0, 1, "store")
+    assert (report.tile, report.expected, report.seen, report.waited_s) == (3, 9, 8, 2.5)
+    assert len(backing.allocated_bytes) == 1
+    assert launcher(all_reduce()) is not None
+    assert len(backing.allocated_bytes) == 2 and backing.settled == 1
+    assert launcher(all_reduce()) is not None and len(backing.allocated_bytes) == 2
+
+
+def test_a_workspace_found_in_use_is_an_order_error(launcher: Launcher, platform: FakePlatform) -> None:
+    launcher(all_reduce())
+    platform.report(0, op=1, rank=0, code=abi.LAUNCH_ORDER)
+    with pytest.raises(LaunchOrderError, match="CUDA graph was replayed"):
+        launcher(all_reduce())
+
+
+@pytest.mark.slow
+def test_a_call_costs_the_host_at_most_15_us(
+    platform: FakePlatform, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a C function in the place of the driver's launch; what the driver itself takes is measured on the GPU."""
+    fake_driver.cuLaunchKernelEx = ctypes.CDLL("libm.so.6")["feclearexcept"]  # type: ignore[method-assign]
+    with lone_group():
+        launcher = Launcher(platform)
+        call = all_reduce()
+        launcher(call)
+        platform.fake_streams.log.clear()
+        assert _best_us(lambda: launcher(call)) < 15
+
+
+def _best_us(run: Any, repeats: int = 15, calls: int = 500) -> float:
+    """Of this thread alone, so that a busy machine does not count."""
+    best = float("inf")
+    for _ in range(repeats):
+        started = time.thread_time()
+        for _ in range(calls):
+            run()
+        best = min(best, time.thread_time() - started)
+    return best / calls * 1e6

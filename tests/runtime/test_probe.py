@@ -1,0 +1,71 @@
+"""Which groups may launch together: every pair must reach each other, and all ranks must be alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mkcompile.runtime.probe import DeviceFacts, local_topology, obstacle_of_group
+
+UUIDS = ("a", "b", "c")
+
+
+def facts(index: int, **changes: object) -> DeviceFacts:
+    one = DeviceFacts(
+        host="h",
+        uuid=UUIDS[index],
+        name="NVIDIA H200",
+        capability=(9, 0),
+        num_sms=132,
+        reachable=UUIDS,
+        obstacle="",
+        arena_bytes=1 << 30,
+        sm_reserve=4,
+    )
+    return replace(one, **changes)  # type: ignore[arg-type]
+
+
+RANKS = (4, 5, 6)
+
+
+def test_alike_and_joined_ranks_may_launch() -> None:
+    assert obstacle_of_group([facts(0), facts(1), facts(2)], RANKS) == ""
+
+
+def test_facts_survive_the_store() -> None:
+    assert DeviceFacts.from_json(facts(1).to_json()) == facts(1)
+
+
+def test_all_pairs_without_peer_access_are_named() -> None:
+    text = obstacle_of_group([facts(0, reachable=("a", "b")), facts(1), facts(2, reachable=("c",))], RANKS)
+    assert "4->6, 6->4, 6->5" in text and "CUDA_VISIBLE_DEVICES" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"host": "other"}, "differ in host: rank 4 h, rank 5 other"),
+        ({"arena_bytes": 1}, "differ in arena_bytes"),
+        ({"num_sms": 114}, "differ in num_sms"),
+        ({"name": "NVIDIA H100"}, "differ in name"),
+        ({"obstacle": "no NVRTC"}, "rank 5: no NVRTC"),
+        ({"uuid": "a"}, "ranks 4, 5 share a GPU"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_ranks_that_differ_run_unfused_and_are_named(change: dict[str, object], expected: str) -> None:
+    assert expected in obstacle_of_group([facts(0), facts(1, **change)], RANKS[:2])
+
+
+def test_a_group_larger_than_the_peer_table_runs_unfused() -> None:
+    assert "at most 16" in obstacle_of_group([facts(0)] * 17, range(17))
+
+
+def test_a_machine_without_gpus_is_the_cpu_preset() -> None:
+    import torch
+
+    if torch.cuda.device_count() == 0:
+        assert local_topology().name == "cpu"
+    else:
+        assert local_topology().gpu.num_sms == torch.cuda.get_device_properties(0).multi_processor_count
