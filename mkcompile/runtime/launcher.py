@@ -31,22 +31,12 @@ from mkcompile.runtime.kernel import LoadedKernel
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.operation import Device, Group, Operation
 from mkcompile.runtime.platform import CudaPlatform, Platform
-from mkcompile.runtime.tile_schedule import TileSchedule, choose_schedule, choose_tile
+from mkcompile.runtime.tactics import Tactics, modelled
 from mkcompile.runtime.workspace import WARM_UP_FIRST, Demand, GroupWorkspace
 
 _LOG = logging.getLogger(__name__)
 # Signatures kept: dynamic shapes make new ones without end.
 _MAX_OPERATIONS = 4096
-
-Tactic = tuple[KernelConfig, TileSchedule]
-#: Tile and schedule for a call, by what all ranks share; the last argument is the largest grid.
-Tactics = Callable[[Reduction, Form, int], Tactic]
-
-
-def default_tactics(call: Reduction, form: Form, max_grid: int) -> Tactic:
-    """By the model that the kernels were measured with."""
-    config = choose_tile(form.config, form.size, max_grid)
-    return config, choose_schedule(config, form.size, max_grid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +49,7 @@ class _Unfused:
 class Launcher:
     """All fused launches of this process. Called with every operator call; None leaves it to the reference."""
 
-    def __init__(self, platform: Platform | None = None, tactics: Tactics = default_tactics) -> None:
+    def __init__(self, platform: Platform | None = None, tactics: Tactics = modelled) -> None:
         self._platform: Platform = platform or CudaPlatform()
         self._tactics = tactics
         self._devices: dict[torch.device, Device] = {}
@@ -113,7 +103,11 @@ class Launcher:
         group = self._group(call.group, device.device)
         if group.obstacle:
             return _Unfused(group.workspace.exchange.group)
-        config, schedule = self._tactics(call, form, device.max_grid)
+        tactic = self._tactics(call, form, device.max_grid)
+        if tactic is None:
+            _LOG.info("%s of %s runs unfused: no gain is predicted", call.NAME, form.size)
+            return _Unfused(group.workspace.exchange.group)
+        config, schedule = tactic
         return Operation(
             form=replace(form, config=config),
             kernel=self._kernel(config, device),

@@ -16,9 +16,13 @@ from mkcompile.ops.all_gather_gemm import AllGatherGemm
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
 from mkcompile.ops.registry import Call
+from mkcompile.plan.decide import Policy
+from mkcompile.plan.table import PlanTable
+from mkcompile.plan.topology import preset
 from mkcompile.runtime import abi, driver, tensor_map
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.launcher import Launcher
+from mkcompile.runtime.tactics import AVAILABLE, planned
 from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
 
 GROUP = "0"
@@ -276,3 +280,17 @@ def _best_us(run: Any, repeats: int = 15, calls: int = 500) -> float:
             run()
         best = min(best, time.thread_time() - started)
     return best / calls * 1e6
+
+
+def test_the_planner_may_leave_a_size_unfused_or_choose_its_tile(
+    platform: FakePlatform, fake_driver: FakeDriver
+) -> None:
+    table = PlanTable(topology=preset("2xh200"), policy=Policy(available=AVAILABLE))
+    with lone_group():
+        launcher = Launcher(platform, planned(table))
+        assert launcher(all_reduce(m=8192, n=8192, k=3584)) is not None
+        assert launcher(all_reduce(m=1, n=64, k=64)) is None
+    (config,) = platform.loaded
+    plan = table.plan(all_reduce(m=8192, n=8192, k=3584).problem())
+    assert (config.block_m, config.block_n) == (plan.tile.rows, plan.tile.columns)
+    assert fake_driver.grids == [plan.grid] and fake_driver.launches[0].lag == plan.lag
