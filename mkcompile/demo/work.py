@@ -18,6 +18,7 @@ from mkcompile.demo.ranks import Say
 from mkcompile.inspect.explain import Request, explain_request
 from mkcompile.inspect.report import Report
 from mkcompile.ops.registry import Call, set_launcher
+from mkcompile.runtime.wiring import install
 
 MAKERS = (tensor_parallel_inference, sequence_parallel_training)
 STEPS = ("eager", "inductor", "mkernel", "explain")
@@ -134,4 +135,4 @@ def _planted_error(planted: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        set_launcher(None)
+        install()

@@ -16,8 +16,10 @@ from torch._inductor.virtualized import V
 from torch.distributed.tensor import DTensor
 
 from mkcompile.config import Options
+from mkcompile.ops.registry import Call, set_launcher
 from mkcompile.passes.fusion_pass import FusionPass
 from mkcompile.passes.site import Site
+from mkcompile.runtime.wiring import install
 from tests.models.setting import Builder, Instance, Setting
 from tests.models.zoo import ZOO
 
@@ -81,6 +83,22 @@ def run_cell(rank: int, world_size: int, *, cell: Cell) -> Result:
     compiled = _measure(build, setting, lambda module: torch.compile(module, backend=backend, fullgraph=True))
     errors = tuple(_error(name, truth[name], eager[name], compiled[name]) for name in truth)
     return Result(sites=tuple(graphs), errors=errors)
+
+
+def run_wrong_cell(rank: int, world_size: int, *, cell: Cell) -> Result:
+    """The cell with one number of every fused operator's result a tenth too large: what the judge must notice."""
+
+    def wrong(call: Call) -> Any:
+        result = call.reference()
+        first = result if isinstance(result, Tensor) else result[0]
+        first.view(-1)[0] += 0.1 * first.abs().max()
+        return result
+
+    set_launcher(wrong)
+    try:
+        return run_cell(rank, world_size, cell=cell)
+    finally:
+        install()
 
 
 def fates(sites: Sequence[Site]) -> dict[str, int]:
