@@ -41,7 +41,7 @@ from mkcompile.passes.sizes import Size, same_shape, same_size
 TRANSPOSES = (aten.permute.default,)
 SEARCH_STEPS = 8
 # Inductor moves some elementwise operations from behind a `cat` to its pieces, so the pieces are followed too.
-_RELAYOUTS = (*VIEWS, *TRANSPOSES, *SPLITS, getitem, *CATS)
+_RELAYOUTS = (*VIEWS, *SPLITS, getitem, *CATS, aten.expand.default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ def is_parameter(gather: Gather, found: list[Reader]) -> bool:
     A graph does not say which of its inputs are parameters. A shard from torch's FSDP operators is one, and so is a
     graph input (views and casts of it included) whose gathered form is the weight of a GEMM.
     """
-    source = peel(gather.source, (*VIEWS, *CAST, *TRANSPOSES))
+    source = peel(gather.source, (*VIEWS, *CAST, *TRANSPOSES, getitem))
     if isinstance(source.target, torch._ops.OpOverload) and source.target.namespace == "fsdp":
         return True
     # saved activations keep the names of the forward graph's nodes
@@ -250,7 +250,7 @@ def _gemm_beyond(gather: Gather) -> Why | None:
 
 
 def _is_step(node: fx.Node) -> bool:
-    if is_call(node, (*_RELAYOUTS, *SLICES, *PADS, *CAST)):
+    if is_call(node, (*_RELAYOUTS, *TRANSPOSES, *SLICES, *PADS, *CAST)):
         return True
     return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
 

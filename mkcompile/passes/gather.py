@@ -13,7 +13,18 @@ from typing import Any
 
 from torch import fx
 
-from mkcompile.passes.graph import ALL_GATHER, VIEWS, WAIT, argument, aten, is_call, only_user, shape_of, world_size_of
+from mkcompile.passes.graph import (
+    ALL_GATHER,
+    VIEWS,
+    WAIT,
+    argument,
+    aten,
+    c10d,
+    is_call,
+    only_user,
+    shape_of,
+    world_size_of,
+)
 from mkcompile.passes.reason import Reason, Why
 from mkcompile.passes.sizes import same_shape, same_size
 
@@ -21,6 +32,8 @@ SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
 SLICES = (aten.slice.Tensor,)
 CATS = (aten.cat.default,)
 DTYPE_VIEWS = (aten.view.dtype,)
+# Only torch's fully sharded data parallelism makes these: parameters of several layers, in one buffer of its own.
+GATHERS_INTO_BUFFER = (c10d.all_gather_into_tensor_out.default,)
 PADS = (aten.constant_pad_nd.default,)
 _PIECES = (*SPLITS, getitem, *SLICES, *DTYPE_VIEWS)
 
@@ -49,6 +62,8 @@ class Gather:
 
 def gather_of(collective: fx.Node) -> Gather | Why | None:
     """What the all-gather gathers, or why that can't be said; None for other kinds of collective."""
+    if is_call(collective, GATHERS_INTO_BUFFER):
+        return Why(reason=Reason.PARAMETER_GATHER, detail=collective.name)
     if not is_call(collective, ALL_GATHER):
         return None
     source, world_size, group = collective.args[:3]

@@ -8,6 +8,7 @@ from torch import fx
 
 from mkcompile.passes.normalise_duplicates import fold_nested_waits, merge_duplicates
 from mkcompile.passes.normalise_gemms import single_batches_to_mm, unit_permutes_to_views, unscale_addends
+from mkcompile.passes.normalise_sizes import sizes_from_inputs
 from mkcompile.passes.normalise_sums import fold_sums
 
 
@@ -19,6 +20,7 @@ def eliminate_dead(graph: fx.Graph) -> None:
 # In order: what is shared shows only after merging, and sums fold only where their parts have one form.
 STEPS: tuple[Callable[[fx.Graph], None], ...] = (
     eliminate_dead,
+    sizes_from_inputs,
     fold_nested_waits,
     merge_duplicates,
     unit_permutes_to_views,
