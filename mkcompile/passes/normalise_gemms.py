@@ -55,7 +55,7 @@ def unit_permutes_to_views(graph: fx.Graph) -> None:
 
 
 def unscale_addends(graph: fx.Graph) -> None:
-    """`a + c * (x @ w)`, where it is reduced and x is the smaller factor, becomes `a + (c * x) @ w` (LoRA)."""
+    """`a + c * (x @ w)`, where it is reduced and x is no larger than the product, becomes `a + (c * x) @ w` (LoRA)."""
     for add in graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if not adds(add) or not _is_reduced(add):
             continue
@@ -74,7 +74,7 @@ def _move_scale_to_input(graph: fx.Graph, addend: Any) -> None:
         return
     x, w = mm.args
     inner, columns = shape_of(w)  # type: ignore[arg-type]
-    if not isinstance(inner, int) or not isinstance(columns, int) or inner >= columns:
+    if not isinstance(inner, int) or not isinstance(columns, int) or inner > columns:
         return
     if value(scale).dtype != value(mm).dtype:
         return

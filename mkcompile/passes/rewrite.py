@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from operator import getitem
 from typing import Any
@@ -49,14 +49,14 @@ class Rewriter:
             return Reason.DEPENDENCY_CYCLE
         anchor = max(*inputs, min(outputs))
         stop = anchor.next
-        args = self._with_size_nodes(args, anchor)
+        args = self._with_size_nodes(args, anchor, deferred)
         with self._graph.inserting_before(stop):
             fused = self._graph.call_function(overload(type(call)), args)
             fused.meta["val"] = fused.target(*(to_values(arg) for arg in args))  # type: ignore[operator]
             _keep_meta(fused, outputs[0])
         last = fused
         for output in match.outputs:
-            last = self._replace(fused, output, last)
+            last = self._replace(fused, output, last, deferred)
         for node in deferred:
             last.append(node)
             last = node
@@ -72,15 +72,15 @@ class Rewriter:
             return type(arg)(self._current(one) for one in arg)
         return arg
 
-    def _with_size_nodes(self, arg: Any, after: fx.Node) -> Any:
+    def _with_size_nodes(self, arg: Any, after: fx.Node, deferred: Container[fx.Node]) -> Any:
         """The argument with symbolic sizes exchanged for nodes; new ones are put behind `after`."""
         if isinstance(arg, torch.SymInt):
-            return self._sizes.argument(arg, after)
+            return self._sizes.argument(arg, after, deferred)
         if isinstance(arg, (list, tuple)):
-            return type(arg)(self._with_size_nodes(one, after) for one in arg)
+            return type(arg)(self._with_size_nodes(one, after, deferred) for one in arg)
         return arg
 
-    def _replace(self, fused: fx.Node, output: Output, last: fx.Node) -> fx.Node:
+    def _replace(self, fused: fx.Node, output: Output, last: fx.Node, deferred: Container[fx.Node]) -> fx.Node:
         """Route the old node's users to the fused result; returns the last node that was added."""
         node = fused
         if output.index is not None:
@@ -90,7 +90,7 @@ class Rewriter:
         wanted = shape_of(output.node)
         if not same_shape(shape_of(node), wanted):
             stop = last.next
-            sizes = [self._sizes.argument(size, stop.prev) for size in wanted]
+            sizes = [self._sizes.argument(size, stop.prev, deferred) for size in wanted]
             node = last = self._add(stop.prev, output.node, aten.reshape.default, (node, sizes))
         output.node.replace_all_uses_with(node)
         self._replaced[output.node] = node

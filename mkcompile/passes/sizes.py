@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import sympy  # type: ignore[import-untyped]
 import torch
@@ -52,15 +52,18 @@ class SizeNodes:
             if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
                 self._by_symbol.setdefault(size.node.expr, (node, dim))
 
-    def argument(self, size: Size, after: fx.Node) -> int | fx.Node:
-        """The size as an argument of a node that is to follow `after`; nodes that it needs are put behind `after`."""
+    def argument(self, size: Size, after: fx.Node, without: Container[fx.Node] = ()) -> int | fx.Node:
+        """The size as an argument of a node that is to follow `after`; nodes that it needs are put behind `after`.
+
+        `without`: nodes that are about to be moved further down.
+        """
         if isinstance(size, int):
             return size
         wanted = size.node.expr
         if wanted.is_Integer:
             return int(wanted)
         found = self._by_expression.get(wanted)
-        if found is not None and found <= after:
+        if found is not None and found <= after and found not in without:
             return found
         return self._build(wanted, after)
 
