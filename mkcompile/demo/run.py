@@ -19,16 +19,18 @@ from mkcompile.demo.work import MAKERS, STEPS, Job, Outcome, work
 
 # Of the largest element. In fp32 the order of sums is all that may differ; bf16 keeps 8 bits of each intermediate.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
+LOG_WIDTH = 120
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The demo; 0 if every result agrees with eager and with Inductor, else 1."""
     given = _parser().parse_args(argv)
-    console = Console()
+    console = _console()
     device = ("cuda" if _usable_gpus() >= given.ranks else "cpu") if given.device == "auto" else given.device
     dtype = DTYPES[given.dtype or ("bfloat16" if device == "cuda" else "float32")]
     job = Job(
+        models=tuple(MAKERS) if given.only is None else (given.only,),
         size=Size(num_layers=given.layers),
         world_size=given.ranks,
         device=device,
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(f"[bold]mkcompile demo[/bold]: {given.ranks} ranks, {where}, {str(dtype).removeprefix('torch.')}")
     started = time.monotonic()
     try:
-        with Steps(console, given.ranks, len(MAKERS) * len(STEPS)) as steps:
+        with Steps(console, given.ranks, len(job.models) * len(STEPS)) as steps:
             launch = Launch(world_size=given.ranks, device=device, timeout_s=given.timeout)
             by_rank = run_ranks(partial(work, job=job), launch, steps.step)
     except RankError as failure:
@@ -64,11 +66,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--dtype", choices=tuple(DTYPES), help="default: bfloat16 on GPUs, float32 on the CPU")
     parser.add_argument("--layers", type=int, default=2, help="layers of the tensor-parallel Llama (default 2)")
+    parser.add_argument("--only", choices=tuple(MAKERS), help="one of the two models")
     parser.add_argument("--fuse", choices=("always", "auto"), default="always", help="mkernel.fuse (default always)")
     parser.add_argument("--html", type=Path, default=Path("build/report.html"), help="where the report goes")
     parser.add_argument("--timeout", type=float, default=280.0, help="seconds after which the demo gives up")
     parser.add_argument("--plant-error", action="store_true", help="make fused operators wrong; the demo must notice")
     return parser
+
+
+def _console() -> Console:
+    """As wide as the terminal; in a log wide enough for the tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, LOG_WIDTH))
 
 
 def _usable_gpus() -> int:

@@ -20,14 +20,18 @@ from mkcompile.inspect.report import Report
 from mkcompile.ops.registry import Call, set_launcher
 from mkcompile.runtime.wiring import install
 
-MAKERS = (tensor_parallel_inference, sequence_parallel_training)
+MAKERS = {"inference": tensor_parallel_inference, "training": sequence_parallel_training}
 STEPS = ("eager", "inductor", "mkernel", "explain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What all ranks are asked for. `plant_error`: make every fused operator wrong, to see that the demo notices."""
+    """What all ranks are asked for; `models` are keys of MAKERS.
 
+    `plant_error`: make every fused operator wrong, to see that the demo notices.
+    """
+
+    models: tuple[str, ...]
     size: Size
     world_size: int
     device: str
@@ -56,9 +60,9 @@ class Outcome:
 
 
 def work(rank: int, say: Say, *, job: Job) -> list[Outcome]:
-    """Both models on this rank."""
+    """The models on this rank, one after the other."""
     mesh = init_device_mesh(job.device, (job.world_size,))
-    return [_compare(rank, say, make(job.size, mesh, job.dtype), job) for make in MAKERS]
+    return [_compare(rank, say, MAKERS[model](job.size, mesh, job.dtype), job) for model in job.models]
 
 
 def _compare(rank: int, say: Say, workload: Workload, job: Job) -> Outcome:

@@ -26,7 +26,7 @@ class Delegated:
 COMMANDS = (
     Delegated(
         name="demo",
-        module="mkcompile.demo.main",
+        module="mkcompile.demo",
         help="compile two real models on two ranks and compare them with eager",
         needs="a version of mkcompile with the demo in it",
     ),
