@@ -1,0 +1,177 @@
+"""Simulated steps: the engine, sizes of models, agreement with measured models, layouts of all kinds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from mkcompile.errors import OptionError
+from mkcompile.plan import PRESETS, Policy
+from mkcompile.plan.simulate import MODELS, Layout, Workload, model, scaling, simulate
+from mkcompile.plan.simulate.engine import Task, run
+
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "2xh200" / "models-baseline.json"
+BLOCKS = {
+    "8B": replace(model("llama3-8b"), num_layers=4, vocab=16),
+    "70B": replace(model("llama3-70b"), num_layers=2, vocab=16),
+    "70B-tp8-local": replace(
+        model("llama3-70b"), num_layers=2, vocab=16, intermediate=7168, num_heads=16, num_kv_heads=2
+    ),
+}
+
+
+def task(stream: str, seconds: float, after: tuple[int, ...] = (), **loads: float) -> Task:
+    return Task(name=stream, stream=stream, seconds=seconds, after=after, loads=loads)
+
+
+def test_streams_keep_their_order_and_wait_for_each_other() -> None:
+    events = run([task("a", 1), task("a", 2), task("b", 5, after=(0,)), task("a", 1, after=(2,))])
+    assert [(event.start_s, event.end_s) for event in events] == [(0, 1), (1, 3), (1, 6), (6, 7)]
+
+
+def test_tasks_that_ask_for_more_than_a_link_has_slow_down() -> None:
+    events = run([task("a", 2, link=1.0), task("b", 1, link=1.0)])
+    # both at half speed until b is done at 2, then a alone
+    assert events[1].end_s == pytest.approx(2)
+    assert events[0].end_s == pytest.approx(3)
+    apart = run([task("a", 2, link=0.5), task("b", 1, link=0.5)])
+    assert [event.end_s for event in apart] == [2, 1]
+
+
+def test_a_circle_of_waits_is_an_error() -> None:
+    with pytest.raises(ValueError, match="wait for ever"):
+        run([task("a", 1, after=(1,)), task("b", 1, after=(0,))])
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 10)), min_size=1, max_size=20))
+def test_step_is_at_least_the_longest_stream(pairs: list[tuple[str, float]]) -> None:
+    events = run([task(stream, seconds, link=0.6) for stream, seconds in pairs])
+    longest = max(sum(s for stream, s in pairs if stream == one) for one in "abc")
+    assert max(event.end_s for event in events) >= longest * (1 - 1e-9)
+    assert max(event.end_s for event in events) <= sum(s for _, s in pairs) * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("llama3-8b", 8.03), ("llama3-70b", 70.6), ("llama3-405b", 405.9), ("mixtral-8x7b", 46.7), ("deepseek-v3", 671)],
+)
+def test_models_have_as_many_parameters_as_their_cards_say(name: str, billions: float) -> None:
+    assert MODELS[name].num_params / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def measured_rows(graphs: bool) -> list[dict[str, object]]:
+    """Rows that the GPU and not the host decides: thousands of tokens, or CUDA graphs."""
+    rows = json.loads(MEASURED.read_text())["rows"]
+    least = 2048 if graphs else 4096
+    return [r for r in rows if r["mode"] == "inductor" and r["cudagraphs"] == graphs and r["T"] >= least]
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_unfused_models_take_about_as_long_as_measured(graphs: bool) -> None:
+    rows = measured_rows(graphs)
+    assert len(rows) >= 6
+    for row in rows:
+        layout = Layout(tensor=2, sequence=bool(row["sp"]))
+        for column, train, limit in (("fwd_ms", False, 0.12), ("fwdbwd_ms", True, 0.20)):
+            if row.get(column) is None:
+                continue
+            load = Workload(batch=int(str(row["B"])), tokens=int(str(row["T"])), train=train)
+            step = simulate(BLOCKS[str(row["model"])], "2xh200", layout, load).rows[0]
+            assert step.unfused_s * 1e3 == pytest.approx(float(str(row[column])), rel=limit), (row, column)
+
+
+LAYOUTS = {
+    "one GPU": ("llama3-8b", "2xh200", Layout()),
+    "TP with all-reduce": ("llama3-70b", "8xh200", Layout(tensor=8, sequence=False)),
+    "TP and SP": ("llama3-70b", "8xh200", Layout(tensor=8)),
+    "CP over nodes": ("llama3-70b", "2x8xh200", Layout(tensor=8, context=2)),
+    "CP inside a node": ("llama3-8b", "8xh200", Layout(tensor=2, context=4)),
+    "DP replicated": ("llama3-8b", "8xh200", Layout(tensor=2, data=4, sharded=False)),
+    "FSDP over nodes": ("llama3-405b", "16x8xh200", Layout(tensor=8, data=16)),
+    "EP in a node": ("mixtral-8x7b", "8xh200", Layout(data=8, expert=8)),
+    "EP over nodes": ("deepseek-v3", "16x8xh200", Layout(tensor=2, data=64, expert=128)),
+    "EP in a rack": ("deepseek-v3", "gb200nvl72", Layout(data=64, expert=64)),
+    "all of them": ("deepseek-v3", "16x8xh200", Layout(tensor=4, context=2, data=16, expert=64)),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_any_layout_gives_a_step_that_fusing_does_not_slow(name: str) -> None:
+    of, topology, layout = LAYOUTS[name]
+    one = replace(model(of), num_layers=4)
+    step = simulate(one, topology, layout).rows[0]
+    assert 0 < step.compute_s <= step.unfused_s * (1 + 1e-9)
+    assert step.fused_s <= step.unfused_s * (1 + 1e-9)
+    assert step.exposed_fused_s <= step.exposed_unfused_s
+    assert (step.speed_up > 1.02) == (
+        name not in ("one GPU", "DP replicated", "FSDP over nodes") or step.speed_up > 1.02
+    )
+
+
+def test_one_gpu_exposes_nothing() -> None:
+    step = simulate(replace(model("llama3-8b"), num_layers=2), "2xh200", Layout()).rows[0]
+    assert step.exposed_unfused_s == pytest.approx(0, abs=1e-9)
+    assert step.speed_up == pytest.approx(1)
+    assert step.operators == ()
+
+
+def test_never_is_the_unfused_step() -> None:
+    step = simulate(BLOCKS["8B"], "2xh200", Layout(tensor=2), policy=Policy(fuse="never")).rows[0]
+    assert step.fused_s == step.unfused_s
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 4), st.sampled_from([512, 1024, 2048, 4096]), st.booleans())
+def test_more_tokens_take_longer(batch: int, tokens: int, train: bool) -> None:
+    def step_s(load: Workload) -> float:
+        return simulate(BLOCKS["8B"], "2xh200", Layout(tensor=2), load).rows[0].unfused_s
+
+    assert step_s(Workload(batch=batch, tokens=2 * tokens, train=train)) > step_s(
+        Workload(batch=batch, tokens=tokens, train=train)
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (Layout(tensor=8, data=2), "needs 16 GPUs"),
+        (Layout(tensor=3), "64 heads"),
+        (Layout(tensor=8, expert=2), "no experts"),
+        (Layout(tensor=0), "at least 1"),
+    ],
+)
+def test_layouts_that_do_not_fit_say_why(layout: Layout, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        simulate("llama3-70b", "8xh200", layout)
+
+
+def test_unknown_names_list_the_known() -> None:
+    with pytest.raises(OptionError, match="mixtral-8x7b"):
+        simulate("llama9", "8xh200")
+
+
+def test_scaling_reaches_128_nodes_and_exposes_more() -> None:
+    result = scaling(replace(model("llama3-8b"), num_layers=2), PRESETS["8xh200"], nodes=(1, 128))
+    assert [row.num_gpus for row in result.rows] == [8, 1024]
+    assert result.rows[1].exposed_unfused_s > result.rows[0].exposed_unfused_s
+
+
+def test_result_as_dictionary_table_and_plot(tmp_path: Path) -> None:
+    result = simulate(replace(model("mixtral-8x7b"), num_layers=2), "8xh200")
+    values = json.loads(result.to_json(timeline=True))
+    assert values["rows"][0]["speed_up"] == pytest.approx(result.rows[0].speed_up)
+    assert {one["operator"] for one in values["rows"][0]["operators"]} >= {"moe_dispatch_gemm", "all_gather_gemm"}
+    assert values["timeline"][-1]["end_s"] <= result.rows[0].fused_s * (1 + 1e-9)
+    console = Console(file=StringIO(), width=200)
+    console.print(result.table(), result.operator_table())
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "mixtral-8x7b" in text and "gemm_reduce_scatter" in text
+    result.plot(tmp_path / "steps.png")
+    assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
