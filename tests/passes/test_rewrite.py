@@ -1,0 +1,166 @@
+"""The rewrite: order of nodes, refused cycles, chained sites, symbolic sizes, what is kept of the old nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed._functional_collectives as funcol
+from torch import Tensor, fx
+from torch.fx.traceback import NodeSource
+
+from mkcompile.ops.problem import Problem
+from mkcompile.passes.fuse import fuse, fuse_all
+from mkcompile.passes.gemm_all_reduce import find
+from mkcompile.passes.graph import ALL_REDUCE
+from mkcompile.passes.reason import Reason
+from mkcompile.passes.rewrite import Rewriter
+from mkcompile.passes.site import Match
+from tests.captured import Captured, assert_same_values, capture, fake_group
+
+WORLD_SIZE = 4
+GROUP = "0"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group() -> Iterator[None]:
+    with fake_group(WORLD_SIZE):
+        yield
+
+
+def reduced(x: Tensor) -> Tensor:
+    return funcol.all_reduce(x, "sum", GROUP)
+
+
+def only(function: Callable[..., object], *args: Tensor, **options: object) -> Captured:
+    (graph,) = capture(function, *args, **options)  # type: ignore[arg-type]
+    return graph
+
+
+def fused_nodes(graph: Captured) -> list[fx.Node]:
+    nodes = graph.after.graph.nodes
+    return [
+        node
+        for node in nodes
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "mkcompile"
+    ]
+
+
+def chain(x: Tensor, *weights: Tensor) -> Tensor:
+    for w in weights:
+        x = reduced(x @ w)
+    return x
+
+
+def test_a_site_that_feeds_the_next_one_is_computed_once() -> None:
+    graph = only(chain, torch.randn(8, 8), *(torch.randn(8, 8) for _ in range(4)))
+    assert graph.calls == Counter(gemm_all_reduce=4) and not graph.left
+    assert_same_values(graph, WORLD_SIZE)
+
+
+def test_chained_sites_are_right_in_whatever_order_they_are_rewritten() -> None:
+    x, weights = torch.randn(8, 8), [torch.randn(8, 16), torch.randn(16, 4), torch.randn(4, 32)]
+    for smallest_first in (False, True):
+
+        def judge(problem: Problem, smallest_first: bool = smallest_first) -> float:
+            return 1 / problem.flops if smallest_first else float(problem.flops)
+
+        graph = only(chain, x, *weights, judge=judge)
+        assert graph.calls == Counter(gemm_all_reduce=3) and not graph.left
+        assert_same_values(graph, WORLD_SIZE)
+
+
+def refuses(refused: set[str]) -> Callable[[Problem], float | Reason]:
+    def judge(problem: Problem) -> float | Reason:
+        return Reason.NO_GAIN if problem.operator in refused else fuse_all(problem)
+
+    return judge
+
+
+def mlp(x: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
+    return reduced(torch.relu(x @ w_up) @ w_down)
+
+
+@pytest.mark.parametrize(
+    ("refused", "expected"),
+    [(set(), "ffn"), ({"ffn"}, "gemm_all_reduce"), ({"gemm_all_reduce"}, "ffn")],
+)
+def test_a_refused_site_falls_back_to_a_smaller_one(refused: set[str], expected: str) -> None:
+    args = torch.randn(8, 8), torch.randn(8, 16), torch.randn(16, 8)
+    graph = only(mlp, *args, judge=refuses(refused))
+    assert graph.calls == Counter({expected: 1}) and not graph.left
+    assert_same_values(graph, WORLD_SIZE)
+
+
+def test_all_of_it_refused_leaves_the_graph_as_it_was() -> None:
+    args = torch.randn(8, 8), torch.randn(8, 16), torch.randn(16, 8)
+    graph = only(mlp, *args, judge=refuses({"ffn", "gemm_all_reduce"}))
+    assert not graph.calls and graph.left == Counter(all_reduce=1)
+    assert graph.sites[0].reason is Reason.NO_GAIN
+
+
+def gather_and_scatter(x: Tensor, w: Tensor) -> Tensor:
+    return funcol.reduce_scatter_tensor(funcol.all_gather_tensor(x, 0, GROUP) @ w, "sum", 0, GROUP)
+
+
+def test_two_sites_never_compute_one_product() -> None:
+    graph = only(gather_and_scatter, torch.randn(4, 8), torch.randn(8, 8))
+    assert sum(graph.calls.values()) == 1
+    assert sorted(site.operator is not None for site in graph.sites) == [False, True]
+    assert {site.reason for site in graph.sites} == {None, Reason.OVERLAPS_BETTER_SITE}
+    assert_same_values(graph, WORLD_SIZE)
+
+
+def test_a_site_whose_input_needs_its_own_output_is_refused() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return torch.relu(reduced(x @ w))
+
+    graph = only(function, torch.randn(8, 8), torch.randn(8, 8)).before.graph
+    (collective,) = graph.find_nodes(op="call_function", target=ALL_REDUCE[0])
+    (relu,) = graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
+    match = find(collective)
+    assert isinstance(match, Match)
+    text = str(graph)
+    looped = replace(match, call=replace(match.call, x=[relu]))  # type: ignore[type-var, call-arg]
+    assert Rewriter(graph).apply(looped, "") is Reason.DEPENDENCY_CYCLE
+    assert str(graph) == text
+
+
+def test_new_nodes_keep_values_and_where_they_come_from() -> None:
+    graph = only(chain, torch.randn(8, 8), torch.randn(8, 8))
+    (fused,) = fused_nodes(graph)
+    assert tuple(fused.meta["val"].shape) == (8, 8)
+    assert "reduced(x @ w)" in fused.meta["stack_trace"] or "all_reduce" in fused.meta["stack_trace"]
+    (source,) = fused.meta["from_node"]
+    assert isinstance(source, NodeSource) and source.name.startswith("wait_tensor")
+    assert all("val" in node.meta for node in graph.after.graph.nodes if node.op == "call_function")
+
+
+def test_symbolic_sizes_that_no_node_holds_are_computed() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        y = (torch.cat([x, x, x[:1]]) @ w).reshape(-1, 2, 4)
+        return funcol.all_reduce(y, "sum", GROUP).reshape(-1, 8) + 1
+
+    x = torch.randn(6, 8)
+    torch._dynamo.mark_dynamic(x, 0)
+    graph = only(function, x, torch.randn(8, 8))
+    assert graph.calls == Counter(gemm_all_reduce=1)
+    assert_same_values(graph, WORLD_SIZE)
+
+
+def test_a_graph_without_collectives_is_not_touched() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.reshape(-1).reshape(8, 8) + x.reshape(-1).reshape(8, 8)
+
+    graph = only(function, torch.randn(8, 8))
+    assert str(graph.before.graph) == str(graph.after.graph) and not graph.sites
+
+
+def test_fusing_twice_changes_nothing_more() -> None:
+    graph = only(chain, torch.randn(8, 8), torch.randn(8, 8))
+    text = str(graph.after.graph)
+    assert fuse(graph.after.graph) == []
+    assert str(graph.after.graph) == text
