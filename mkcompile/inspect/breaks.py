@@ -11,7 +11,9 @@ from torch import fx
 from torch._dynamo.output_graph import GraphCompileReason
 from torch._dynamo.utils import graph_break_reasons
 
-_COLLECTIVE = re.compile(r"all_reduce|all_gather|reduce_scatter|all_to_all|async_op|\bdist\.|funcol\.|_functional_coll")
+_COLLECTIVE = re.compile(
+    r"all_reduce|all_gather|reduce_scatter|all_to_all|async_op|\bdist\.|funcol\.|_functional_coll|class `\w*Work`"
+)
 _GEMM_NAMES = {"linear", "matmul", "mm", "addmm", "bmm", "einsum"}
 _VIEW_NAMES = {
     "view",
@@ -60,7 +62,7 @@ class GraphBreak:
         gemm = f", so the GEMM `{self.gemm}` before it is not fused with it" if self.gemm else ", so it can't be fused"
         remedy = (
             "leave out async_op=True (the fused operator overlaps by itself)"
-            if "async_op" in self.code or "async_op" in self.reason
+            if any(sign in text for sign in ("async_op", "Work`") for text in (self.code, self.reason))
             else "use the form in torch.distributed._functional_collectives, or a synchronous call"
         )
         return f"the collective {what} runs outside the graph{gemm}; {remedy}"

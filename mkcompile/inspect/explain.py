@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mkcompile.config import Options
-from mkcompile.inspect import breaks, capture, offline, timeline
+from mkcompile.inspect import boundaries, breaks, capture, offline, timeline
 from mkcompile.inspect.capture import Recorder
 from mkcompile.inspect.collect import rows_of
 from mkcompile.inspect.predict import Planner, planner_for
@@ -88,7 +88,7 @@ def _report(record: Recorder, request: Request, planner: Planner) -> Report:
         graphs=rows.graphs,
         breaks=tuple(found),
         timelines=timeline.predict(rows.graphs, rows.collectives, planner.topology) if planner.topology else None,
-        notes=(NO_COLLECTIVE,) if nothing else (),
+        notes=(NO_COLLECTIVE,) if nothing else tuple(boundaries.notes_on(rows.collectives, rows.graphs)),
     )
 
 

@@ -1,0 +1,53 @@
+"""The predicted step obeys what a stream and a link can do."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from mkcompile.inspect.report import Report
+from mkcompile.inspect.timeline import Timeline
+
+
+def both(report: Report) -> list[Timeline]:
+    assert report.timelines is not None
+    return [report.timelines.unfused, report.timelines.fused]
+
+
+def test_a_lane_does_one_thing_at_a_time(tensor_report: Report, sequence_report: Report) -> None:
+    for one in (*both(tensor_report), *both(sequence_report)):
+        for lane in ("compute", "link"):
+            bars = [bar for bar in one.bars if bar.lane in (lane, "both")]
+            assert all(first.end_s <= second.start_s + 1e-12 for first, second in pairwise(bars))
+
+
+def test_a_kernel_starts_after_its_inputs(sequence_report: Report) -> None:
+    unfused, _ = both(sequence_report)
+    for index, pair in enumerate(sequence_report.graphs):
+        bars = {bar.node: bar for bar in unfused.bars if bar.graph == index}
+        for node in pair.before.nodes:
+            for name in node.inputs:
+                if name in bars and node.name in bars:
+                    assert bars[name].end_s <= bars[node.name].start_s + 1e-12
+
+
+def test_fused_operators_take_what_the_planner_predicts(sequence_report: Report) -> None:
+    _, fused = both(sequence_report)
+    bars = [bar for bar in fused.bars if bar.lane == "both"]
+    predicted = {one.site: one.estimate.fused_s for one in sequence_report.collectives if one.estimate}
+    assert {bar.site: pytest.approx(bar.end_s - bar.start_s) for bar in bars} == predicted
+
+
+def test_gemms_and_collectives_take_time_and_views_do_not(tensor_report: Report) -> None:
+    unfused, _ = both(tensor_report)
+    roles = {bar.role for bar in unfused.bars}
+    assert {"gemm", "collective"} <= roles and not roles & {"view", "wait", "input", "output"}
+    assert all(bar.end_s > bar.start_s for bar in unfused.bars)
+
+
+def test_the_step_gain_is_the_difference_of_the_ends(tensor_report: Report) -> None:
+    assert tensor_report.timelines is not None
+    totals = tensor_report.totals
+    assert totals.saving_s == pytest.approx(tensor_report.timelines.saving_s)
+    assert 0 < totals.saving_s < totals.step_unfused_s
