@@ -20,6 +20,8 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SCALES = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 PERMUTES = (aten.permute.default,)
 OTHER_GEMMS = (aten.bmm.default, aten.baddbmm.default, aten._scaled_mm.default, aten._grouped_mm.default)
+# What these put into another order of rows (experts' tokens, say) is this argument.
+_MOVED = {aten.index.Tensor: 0, aten.index_put.default: 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +123,11 @@ class _Terms:
             return self._collect_sum(node)
         if is_call(node, OTHER_GEMMS):
             return Why(reason=Reason.GEMM_KIND, detail=node.name)
-        if not reaches_gemm(node):
+        above = gemm_above(node)
+        if above is None:
             return Why(reason=Reason.NO_GEMM)
+        if is_call(above, OTHER_GEMMS):
+            return Why(reason=Reason.GEMM_KIND, detail=above.name)
         return Why(reason=Reason.OP_BETWEEN, detail=node.name)
 
     def _add(self, found: Product) -> Why | None:
@@ -185,18 +190,25 @@ class _Terms:
         return None
 
 
-def reaches_gemm(node: Any, depth: int = 8) -> bool:
-    """Is a GEMM within a few unary or summing steps above the node? Tells NO_GEMM from OP_BETWEEN."""
+def reaches_gemm(node: Any) -> bool:
+    """Is a GEMM within a few steps above the node? Tells NO_GEMM from OP_BETWEEN."""
+    return gemm_above(node) is not None
+
+
+def gemm_above(node: Any, depth: int = 8) -> fx.Node | None:
+    """The GEMM within a few unary, summing or row-moving steps above the node."""
     if not isinstance(node, fx.Node) or depth == 0 or node.op != "call_function":
-        return False
+        return None
     if is_call(node, (*GEMMS, *OTHER_GEMMS)):
-        return True
+        return node
     if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace not in ("aten", "prims"):
-        return False
+        return None
+    if node.target in _MOVED:
+        return gemm_above(node.args[_MOVED[node.target]], depth - 1)
     unary = [one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]
     if len(unary) > 1 and not is_call(node, (aten.add.Tensor,)):
-        return any(is_call(peel(one), (*GEMMS, *OTHER_GEMMS)) for one in unary)
-    return any(reaches_gemm(one, depth - 1) for one in unary)
+        return next((one for one in map(peel, unary) if is_call(one, (*GEMMS, *OTHER_GEMMS))), None)
+    return next((one for one in (gemm_above(each, depth - 1) for each in unary) if one is not None), None)
 
 
 def _checked(found: Product) -> Product | Why:

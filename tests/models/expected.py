@@ -32,10 +32,16 @@ _HF_DENSE = Expected(
     forward={"gemm_all_reduce": 2, "ffn": 2, "all_reduce: NO_GEMM": 1, "all_gather_into_tensor: GEMM_BEFORE_GATHER": 1},
     backward={"gemm_all_reduce": 5},
 )
-# The experts are grouped products, whose rows are put back in order before the all-reduce.
+# The experts are grouped products, whose rows are put back in order before the all-reduce. Backward: the routing
+# weights' gradients are reduced as well, and no GEMM makes them.
 _HF_EXPERTS = Expected(
-    forward={"gemm_all_reduce": 2, "all_reduce: NO_GEMM": 3, "all_gather_into_tensor: GEMM_BEFORE_GATHER": 1},
-    backward={"gemm_all_reduce": 3, "all_reduce: NO_GEMM": 2, "all_reduce: OP_BETWEEN": 2},
+    forward={
+        "gemm_all_reduce": 2,
+        "all_reduce: GEMM_KIND": 2,
+        "all_reduce: NO_GEMM": 1,
+        "all_gather_into_tensor: GEMM_BEFORE_GATHER": 1,
+    },
+    backward={"gemm_all_reduce": 3, "all_reduce: GEMM_KIND": 2, "all_reduce: NO_GEMM": 2},
 )
 _TENSOR_PARALLEL = Expected(forward={"gemm_all_reduce": 1, "ffn": 1}, backward={"gemm_all_reduce": 2})
 # Backward: the gradient's gather feeds the input's and the weight's gradient; their sums over q, k, v and over gate and
