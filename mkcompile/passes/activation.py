@@ -55,7 +55,8 @@ def elementwise(hidden: fx.Node, is_leaf: Callable[[fx.Node], bool]) -> Elementw
             leaves[node] = None
         elif len(interior) < MAX_NODES and _keeps_elements(node):
             interior[node] = None
-            pending += reversed(node.all_input_nodes)
+            # sizes of a view may be nodes too
+            pending += node.all_input_nodes[:1] if is_call(node, (*VIEWS, *CASTS)) else reversed(node.all_input_nodes)
         else:
             return None
     return Elementwise(hidden=hidden, leaves=tuple(leaves), interior=tuple(sorted(interior)))

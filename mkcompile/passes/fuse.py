@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import fx
 
@@ -23,7 +23,8 @@ Judge = Callable[[Problem], float | Reason]
 
 def fuse_all(problem: Problem) -> float:
     """The judge that fuses whatever is legal; larger problems first."""
-    return float(max(problem.flops, 1))
+    num_rows = max(problem.m, 1)  # 0 where it is symbolic
+    return float(max(replace(problem, m=num_rows).flops, 1))
 
 
 @dataclass(slots=True)
