@@ -16,6 +16,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 import mkcompile
 from mkcompile.config import Options
 from mkcompile.ops.problem import Problem
+from mkcompile.passes import artifact
 from mkcompile.passes.fuse import Judge, fuse, fuse_all
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.site import Site
@@ -23,6 +24,7 @@ from mkcompile.passes.site import Site
 log = logging.getLogger(__name__)
 
 Listener = Callable[[fx.Graph, list[Site]], None]
+Facts = Callable[[], str]
 
 
 @cache
@@ -51,13 +53,14 @@ def _fuse_nothing(problem: Problem) -> Reason:
 class FusionPass(CustomGraphPass):
     """Fuses GEMMs with the collectives around them in a post-grad graph.
 
-    Usable alone, in another stack's Inductor configuration:
-    `torch.compile(model, options={"post_grad_custom_pre_pass": mkcompile.FusionPass()})`, or
-    `torch._inductor.config.post_grad_custom_pre_pass = mkcompile.FusionPass()`.
+    By itself it knows no machine and fuses whatever is legal; `mkcompile.FusionPass` is given the planner.
     """
 
-    def __init__(self, options: Options | None = None, judge: Judge = fuse_all, facts: str = "") -> None:
-        """`judge` decides under the policy `auto`; `facts` names what its decisions depend on and enters the uuid."""
+    def __init__(self, options: Options | None = None, judge: Judge = fuse_all, facts: str | Facts = "") -> None:
+        """`judge` decides under the policy `auto`; `facts` names what its decisions depend on and enters the uuid.
+
+        Facts that are not known before the process group is there are given as a function.
+        """
         self._options = options or Options()
         self._judge = {"auto": judge, "always": fuse_all, "never": _fuse_nothing}[self._options.fuse]
         self._facts = facts
@@ -78,6 +81,7 @@ class FusionPass(CustomGraphPass):
         sites = fuse(graph, self._judge)
         self._graphs.append(sites)
         log.info("%s", describe(sites))
+        artifact.trace(graph, sites)
         for listener in self._listeners:
             listener(graph, sites)
 
@@ -89,7 +93,8 @@ class FusionPass(CustomGraphPass):
 
     def uuid(self) -> str:
         """Covers sources, options, the judge's facts, the groups' sizes, torch's version; no rank, no measurement."""
-        parts = (source_digest(), repr(self._options), self._facts, group_sizes(), torch.__version__)
+        facts = self._facts if isinstance(self._facts, str) else self._facts()
+        parts = (source_digest(), repr(self._options), facts, group_sizes(), torch.__version__)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

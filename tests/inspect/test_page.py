@@ -103,11 +103,10 @@ def test_what_the_user_wrote_is_escaped(sequence_report: Report, tmp_path: Path)
 
 def test_a_browser_runs_the_page_and_draws_it(chromium: str, page_file: Path, tmp_path: Path) -> None:
     """The script sets the theme; the screenshot has the paper's colour and many others."""
-    dom = browse(chromium, page_file, tmp_path, ["--dump-dom"])
+    picture = tmp_path / "light.png"
+    dom = browse(chromium, page_file, tmp_path, ["--dump-dom", f"--screenshot={picture}"])
     assert 'data-theme="light"' in dom
     assert dom.count("<svg") > 4
-    picture = tmp_path / "light.png"
-    browse(chromium, page_file, tmp_path, [f"--screenshot={picture}"])
     colours = Image.open(picture).convert("RGB").getcolors(1 << 24) or []
     assert max(colours)[1] in {(250, 249, 246), (255, 255, 255)}
     assert len(colours) > 500
