@@ -16,11 +16,15 @@ KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 _RING_STEPS_MAX = 7
 
 
-def nvlink_bytes(kind: str, tensor_bytes: float, span: Span, topology: Topology) -> float:
+def reduces_in_switch(span: Span, topology: Topology) -> bool:
+    """Can the switch add up this group's all-reduce?"""
+    return topology.multicast and span.per_node > 2
+
+
+def nvlink_bytes(kind: str, tensor_bytes: float, span: Span, in_switch: bool = False) -> float:
     """Bytes that each GPU sends inside its node, for the whole tensor's size (gathered, or before the reduction)."""
     others = (span.per_node - 1) / span.per_node
     if kind == "all_reduce":
-        in_switch = topology.multicast and span.per_node > 2
         return tensor_bytes * ((1 + 1 / span.per_node) if in_switch else 2 * others)
     if kind == "all_to_all":
         return tensor_bytes * (span.per_node - 1) / span.world_size
@@ -51,7 +55,9 @@ def nccl_us(kind: str, tensor_bytes: float, span: Span, topology: Topology, cons
         return 0.0
     if topology.gpu.arch == "cpu" or not topology.p2p:
         return _without_p2p_us(kind, tensor_bytes, span, topology, constants)
-    sent = nvlink_bytes(kind, tensor_bytes, span, topology)
+    # over nodes NCCL was as slow as its rings (docs/planner.md)
+    in_switch = reduces_in_switch(span, topology) and span.num_nodes == 1
+    sent = nvlink_bytes(kind, tensor_bytes, span, in_switch)
     fraction = {
         "all_reduce": constants.nccl_all_reduce_fraction,
         "reduce_scatter": constants.nccl_reduce_scatter_fraction,
@@ -82,6 +88,6 @@ def _network_us(sent_bytes: float, topology: Topology, constants: Constants) -> 
 
 def _without_p2p_us(kind: str, tensor_bytes: float, span: Span, topology: Topology, constants: Constants) -> float:
     """Through host memory: two copies for each byte sent."""
-    sent = nvlink_bytes(kind, tensor_bytes, span, topology) + network_bytes(kind, tensor_bytes, span)
+    sent = nvlink_bytes(kind, tensor_bytes, span) + network_bytes(kind, tensor_bytes, span)
     gbps = topology.nic_gbps or topology.nvlink_gbps
     return constants.nccl_simple_us + latency_us(span, constants) + 2 * sent / gbps * 1e-3

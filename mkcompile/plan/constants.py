@@ -59,6 +59,8 @@ class Constants:
     tile_reduce_gbps: float
     proxy_us: float
     network_fraction: float
+    across_fixed_us: float
+    across_factor: float
     attention_fraction: float
     own_tiles: Mapping[str, float] = field(hash=False)
 

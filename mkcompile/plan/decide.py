@@ -11,7 +11,7 @@ from functools import lru_cache
 from mkcompile.config import FusePolicy
 from mkcompile.ops.problem import Problem
 from mkcompile.plan.candidates import TILES, Candidate, Site, candidates
-from mkcompile.plan.collective_cost import network_bytes, nvlink_bytes
+from mkcompile.plan.collective_cost import network_bytes, nvlink_bytes, reduces_in_switch
 from mkcompile.plan.constants import constants
 from mkcompile.plan.gemm_cost import Gemm, cublas_us
 from mkcompile.plan.plan import UNFUSED, Plan, Refusal, Roles
@@ -87,7 +87,8 @@ def ceiling_us(problem: Problem, topology: Topology) -> float:
         products.append(replace(products[0], n=width, k=problem.k))
     gemm_us = sum(cublas_us(one, gpu, known) for one in products) - known.gemm_launch_us * (len(products) - 1)
     crossings = collectives_of(problem)
-    nvlink = sum(nvlink_bytes(kind, size, span, topology) for kind, size in crossings)
+    in_switch = reduces_in_switch(span, topology)
+    nvlink = sum(nvlink_bytes(kind, size, span, in_switch) for kind, size in crossings)
     network = sum(network_bytes(kind, size, span) for kind, size in crossings)
     link_us = nvlink / (topology.nvlink_gbps * known.copy_best_fraction) * 1e-3
     network_us = network / topology.nic_gbps * 1e-3 if network else 0.0

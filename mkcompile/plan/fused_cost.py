@@ -116,6 +116,15 @@ class Case:
         return constants.proxy_us + self.machine.topology.nic_latency_us + sent / gbps * 1e-3
 
 
+def links_us(nvlink_us: float, network_us: float, constants: Constants) -> float:
+    """Both links side by side. A launch that spans nodes gets less out of them than one that does not, and pays a fixed
+    time: taken from published kernels, nothing of it was measured here.
+    """
+    if network_us == 0:
+        return nvlink_us
+    return constants.across_fixed_us + constants.across_factor * max(nvlink_us, network_us)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
     """What runs in the same launch before a product: in all, and until the product's first tile can start."""
@@ -146,7 +155,7 @@ def reduce_us(case: Case, *, final: float, before: Before | None = None, copy_ou
     drain += constants.drain_fraction * case.machine.link_us(last_wave, constants.push_fraction)
     drain += 0.0 if network == 0 else constants.proxy_us + case.machine.topology.nic_latency_us
     fill = constants.gemm_launch_us + before.first_us + constants.fill_fraction * compute.tile_us
-    return smooth_max(busy + drain, fill + max(link, network), constants)
+    return smooth_max(busy + drain, fill + links_us(link, network, constants), constants)
 
 
 def one_shot_us(case: Case) -> float:
@@ -182,7 +191,7 @@ def gather_us(case: Case, *, copy_engine: bool, num_chunks: int) -> float:
     network = case.network_us("all_gather", gathered)
     load = slowdown * link / max(link, compute.total_us)
     busy = constants.gemm_launch_us + compute.total_us * (1 + load)
-    arrival = constants.gemm_launch_us + max(link, network) + constants.flag_us + compute.tile_us
+    arrival = constants.gemm_launch_us + links_us(link, network, constants) + constants.flag_us + compute.tile_us
     return smooth_max(busy, arrival, constants)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from mkcompile.plan import fit
+from mkcompile.plan import PRESETS, Decision, decide, fit
 from mkcompile.plan.constants import constants
-from mkcompile.plan.gemm_cost import cublas_us
+from mkcompile.plan.gemm_cost import Gemm, cublas_us
+from tests.plan.problems import problem
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "2xh200"
 
@@ -66,8 +68,6 @@ def test_copy_out_is_within_10_percent() -> None:
 
 
 def test_burst_regime_is_that_of_the_probes_own_cublas_column() -> None:
-    from mkcompile.plan.gemm_cost import Gemm
-
     for row in fit.read_rows(RESULTS, "fused-probe.json"):
         m, n, k = row["shape"]
         predicted = cublas_us(Gemm(m=m, n=n, k=k), fit.TOPOLOGY.gpu, fit.in_burst(constants()))
@@ -82,3 +82,41 @@ def test_fit_finds_values_that_made_the_rows() -> None:
     found = fit.search(constants(), bounds, lambda c: fit.error((fit.predict(r, c), r.us) for r in rows), 300)
     assert found.gemm_launch_us == pytest.approx(2.0, rel=0.03)
     assert found.gemm_mma_fraction == pytest.approx(0.8, rel=0.01)
+
+
+PUBLISHED = RESULTS.parent / "published" / "mkernel-2x8h200.json"
+
+
+def published() -> list[tuple[dict[str, float], Decision, float, float]]:
+    """Published rows on two nodes, our decision, and unfused and fused seconds as published."""
+    found = []
+    for row in json.loads(PUBLISHED.read_text())["rows"]:
+        size, sixteenth = row["size"], row["size"] // 16
+        gathers = row["operator"] == "all_gather_gemm"
+        n, k = (sixteenth, size) if gathers else (size, sixteenth)
+        one = problem(row["operator"], size, n, k, world_size=16)
+        unfused_s, fused_s = (one.flops / row[name] / 1e12 for name in ("unfused_tflops", "fused_tflops"))
+        found.append((row, decide(one, PRESETS["2x8xh200"]), unfused_s, fused_s))
+    return found
+
+
+def test_two_nodes_are_near_what_others_published() -> None:
+    """Assumed constants only, so this checks plausibility: large sizes within 35 %, small ones within a factor 2."""
+    assert len(published()) == 29
+    for row, decision, unfused_s, fused_s in published():
+        assert decision.fused_s is not None
+        limit = 1.35 if row["size"] >= 8192 else 2.0
+        for predicted, seconds in ((decision.unfused_s, unfused_s), (decision.fused_s, fused_s)):
+            assert 1 / limit < predicted / seconds < limit, (row, predicted, seconds)
+
+
+def test_two_nodes_fuse_where_the_published_kernels_won_on_both_networks() -> None:
+    """And not where they lost on both."""
+    gains: dict[tuple[str, int], list[float]] = {}
+    fused: dict[tuple[str, int], bool] = {}
+    for row, decision, unfused_s, fused_s in published():
+        place = (str(row["operator"]), int(row["size"]))
+        gains.setdefault(place, []).append(unfused_s / fused_s)
+        fused[place] = decision.refusal is None
+    assert all(fused[place] for place, ratios in gains.items() if min(ratios) > 1.05 and place[1] >= 16384)
+    assert not any(fused[place] for place, ratios in gains.items() if max(ratios) < 1)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from mkcompile.errors import OptionError
 from mkcompile.plan import PRESETS, Policy
-from mkcompile.plan.simulate import MODELS, Layout, Workload, model, scaling, simulate
+from mkcompile.plan.simulate import MODELS, Layout, Workload, main, model, scaling, simulate
 from mkcompile.plan.simulate.engine import Task, run
 
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "2xh200" / "models-baseline.json"
@@ -175,3 +175,26 @@ def test_result_as_dictionary_table_and_plot(tmp_path: Path) -> None:
     assert "mixtral-8x7b" in text and "gemm_reduce_scatter" in text
     result.plot(tmp_path / "steps.png")
     assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_command_writes_table_json_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.svg"), "--timeline"]
+    assert main(["--model", "llama3-8b", "--topology", "2xh200", "--tensor", "2", "--forward", *files]) == 0
+    assert "llama3-8b on 2xh200" in capsys.readouterr().out
+    assert json.loads((tmp_path / "a.json").read_text())["timeline"]
+    assert "<svg" in (tmp_path / "a.svg").read_text()
+
+
+def test_command_scales_over_nodes_and_predicts_single_operators(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "llama3-8b", "--nodes", "1", "2", "--forward"]) == 0
+    assert main(["--site", "gemm_all_reduce:8192x8192x512", "--site", "ffn:64x4096x4096x1792", "--world", "8"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "2 x 8 H200" in text and "gemm_all_reduce" in text
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--model", "llama9"], ["--site", "gemm_all_reduce:8"], ["--site", "conv:1x2x3"], ["--tensor", "3"]]
+)
+def test_command_says_what_is_wrong(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 from mkcompile.ops.problem import Problem
-from mkcompile.plan.collective_cost import nccl_us, network_bytes, nvlink_bytes
+from mkcompile.plan.collective_cost import nccl_us, network_bytes, nvlink_bytes, reduces_in_switch
 from mkcompile.plan.constants import constants
 from mkcompile.plan.decide import Decision, Policy, decide
-from mkcompile.plan.fused_cost import smooth_max
+from mkcompile.plan.fused_cost import links_us, smooth_max
 from mkcompile.plan.gemm_cost import Gemm, cublas_us, elementwise_us
 from mkcompile.plan.simulate.engine import Task
 from mkcompile.plan.topology import Span, Topology
@@ -61,7 +61,8 @@ class Pieces:
 
     def _loads(self, kind: str, tensor_bytes: float, span: Span, us: float) -> dict[str, float]:
         """Shares of NVLink and of the NIC while the transfer runs."""
-        nvlink_us = nvlink_bytes(kind, tensor_bytes, span, self.topology) / self.topology.nvlink_gbps * 1e-3
+        in_switch = reduces_in_switch(span, self.topology) and span.num_nodes == 1
+        nvlink_us = nvlink_bytes(kind, tensor_bytes, span, in_switch) / self.topology.nvlink_gbps * 1e-3
         loads = {"nvlink": min(1.0, nvlink_us / us)}
         if span.num_nodes > 1:
             loads["network"] = min(1.0, network_bytes(kind, tensor_bytes, span) / self.topology.nic_gbps * 1e-3 / us)
@@ -79,6 +80,10 @@ class Pieces:
             label=label,
         )
         return self.add(task)
+
+    def gains(self, fused_us: float, unfused_us: float) -> bool:
+        """Is this to be fused, for operators that `decide` does not know yet?"""
+        return self.fuse and (fused_us < unfused_us or self.policy.fuse == "always")
 
     def site(self, problem: Problem, name: str) -> None:
         """A GEMM with its collective: one fused task where the planner says so, else the kernels one by one."""
@@ -151,13 +156,14 @@ class Attention:
     def _around(self, pieces: Pieces, name: str, alone_us: float, factor: float) -> None:
         known = constants()
         moved = self.kv_bytes * (1 if factor == 1 else 2)
-        if not pieces.fuse:
-            pieces.collective(f"{name} kv gather", "all_gather", moved, self.span)
-            pieces.compute(name, alone_us)
-            return
         link_us = transfer_us("all_gather", moved, self.span, pieces.topology)
         steps = self.span.world_size
         fused_us = smooth_max(alone_us, alone_us / steps + link_us, known) + steps * known.flag_us
+        unfused_us = alone_us + nccl_us("all_gather", moved, self.span, pieces.topology, known)
+        if not pieces.gains(fused_us, unfused_us):
+            pieces.collective(f"{name} kv gather", "all_gather", moved, self.span)
+            pieces.compute(name, alone_us)
+            return
         loads = {"nvlink": min(1.0, link_us / fused_us)}
         pieces.fused(name, "ring_attention", fused_us * 1e-6, alone_us * 1e-6, loads)
 
@@ -168,12 +174,12 @@ def transfer_us(kind: str, tensor_bytes: float, span: Span, topology: Topology, 
     `network`: bytes for other nodes, where they are fewer than a plain collective's.
     """
     known = constants()
-    nvlink = nvlink_bytes(kind, tensor_bytes, span, topology) / (topology.nvlink_gbps * known.push_fraction) * 1e-3
+    nvlink = nvlink_bytes(kind, tensor_bytes, span) / (topology.nvlink_gbps * known.push_fraction) * 1e-3
     sent = network_bytes(kind, tensor_bytes, span) if network is None else network
     if span.num_nodes == 1 or sent <= 0:
         return nvlink
     across = sent / (topology.nic_gbps * known.network_fraction) * 1e-3 + known.proxy_us + topology.nic_latency_us
-    return max(nvlink, across)
+    return links_us(nvlink, across, known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,37 +207,41 @@ class ExpertLayer:
 
     def add(self, pieces: Pieces, name: str, factor: int = 1) -> None:
         """`factor`: products relative to the forward pass (2 in the backward pass)."""
-        up_us = self.gemm_us(2 * self.intermediate, self.hidden, pieces.topology, factor)
-        down_us = self.gemm_us(self.hidden, self.intermediate, pieces.topology, factor)
+        known, topology = constants(), pieces.topology
+        up_us = self.gemm_us(2 * self.intermediate, self.hidden, topology, factor)
+        down_us = self.gemm_us(self.hidden, self.intermediate, topology, factor)
         moved = float(self.rows * self.hidden * _BYTES)
         activation = 3.0 * self.rows * self.intermediate * _BYTES * factor
-        if self.span.world_size > 1 and pieces.fuse:
-            self._add_fused(pieces, name, up_us, down_us)
-            return
-        pieces.where = f"{name} dispatch + up"
-        pieces.elementwise(f"{name} permute", 2 * moved)
-        pieces.collective(f"{name} dispatch", "all_to_all", moved, self.span)
-        pieces.compute(f"{name} experts up", up_us)
-        pieces.elementwise(f"{name} activation", activation)
-        pieces.where = f"{name} down + combine"
-        pieces.compute(f"{name} experts down", down_us)
-        pieces.collective(f"{name} combine", "all_to_all", moved, self.span)
-        pieces.elementwise(f"{name} unpermute", 2 * moved)
+        permute_us = elementwise_us(2 * moved, topology.gpu, known)
+        activation_us = elementwise_us(activation, topology.gpu, known)
+        halves = (
+            (f"{name} dispatch + up", "moe_dispatch_gemm", up_us, activation_us),
+            (f"{name} down + combine", "moe_gemm_combine", down_us, 0.0),
+        )
+        for part, operator, product_us, after_us in halves:
+            pieces.where = part
+            fused_us, loads = self._fused(topology, product_us)
+            exchange_us = nccl_us("all_to_all", moved, self.span, topology, known)
+            together = self.span.world_size > 1
+            if together and pieces.gains(fused_us, product_us + after_us + permute_us + exchange_us):
+                pieces.fused(part, operator, fused_us * 1e-6, product_us * 1e-6, loads)
+                continue
+            pieces.compute(f"{part}: permute", permute_us)
+            pieces.collective(f"{part}: exchange", "all_to_all", moved, self.span)
+            pieces.compute(f"{part}: products", product_us)
+            if after_us:
+                pieces.compute(f"{part}: activation", after_us)
         pieces.where = ""
 
-    def _add_fused(self, pieces: Pieces, name: str, up_us: float, down_us: float) -> None:
-        known, topology = constants(), pieces.topology
+    def _fused(self, topology: Topology, product_us: float) -> tuple[float, dict[str, float]]:
+        """Microseconds of a product with its exchange, and the loads on links."""
+        known = constants()
         moved = float(self.rows * self.hidden * _BYTES)
-        tokens = self.rows / self.top_k
-        network = tokens * self.hidden * _BYTES * self.remote_node_copies()
+        network = self.rows / self.top_k * self.hidden * _BYTES * self.remote_node_copies()
         link_us = transfer_us("all_to_all", moved, self.span, topology, network)
-        for part, alone_us in (("dispatch + up", up_us), ("down + combine", down_us)):
-            fill_us = alone_us / max(1, self.local_experts)
-            fused_us = smooth_max(alone_us, link_us + fill_us, known) + 2 * known.flag_us
-            loads = {"nvlink": min(1.0, link_us / fused_us)}
-            if self.span.num_nodes > 1:
-                loads["network"] = min(1.0, network / topology.nic_gbps * 1e-3 / fused_us)
-            operator = "moe_dispatch_gemm" if part.startswith("dispatch") else "moe_gemm_combine"
-            pieces.where = f"{name} {part}"
-            pieces.fused(f"{name} {part}", operator, fused_us * 1e-6, alone_us * 1e-6, loads)
-        pieces.where = ""
+        fill_us = product_us / max(1, self.local_experts)
+        fused_us = smooth_max(product_us, link_us + fill_us, known) + 2 * known.flag_us
+        loads = {"nvlink": min(1.0, link_us / fused_us)}
+        if self.span.num_nodes > 1:
+            loads["network"] = min(1.0, network / topology.nic_gbps * 1e-3 / fused_us)
+        return fused_us, loads

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from mkcompile.plan.simulate.engine import Event
@@ -88,29 +89,29 @@ class SimulationResult:
 
     def table(self) -> Table:
         """Steps, one a line. Milliseconds."""
-        table = Table(title="Predicted steps (milliseconds)")
-        for name in ("model", "machine", "GPUs", "layout", "step"):
-            table.add_column(name)
-        for name in ("compute", "unfused", "exposed", "fused", "exposed", "speed-up"):
-            table.add_column(name, justify="right")
+        table = Table(title="Predicted steps (milliseconds)", box=SIMPLE_HEAD)
+        table.add_column("model, machine, layout, step", overflow="fold")
+        for name in ("compute", "unfused", "exposed", "fused", "exposed", "x"):
+            table.add_column(name, justify="right", no_wrap=True)
         for row in self.rows:
             times = (row.compute_s, row.unfused_s, row.exposed_unfused_s, row.fused_s, row.exposed_fused_s)
-            texts = [f"{seconds * 1e3:.2f}" for seconds in times]
-            facts = (row.model, row.topology, str(row.num_gpus), row.layout, row.workload)
-            table.add_row(*facts, *texts, f"{row.speed_up:.2f}")
+            texts = [f"{seconds * 1e3:.1f}" for seconds in times]
+            what = f"{row.model} on {row.topology}, {row.layout}, {row.workload}"
+            table.add_row(what, *texts, f"{row.speed_up:.2f}")
         return table
 
     def operator_table(self) -> Table:
         """Sites by operator, for each step. Milliseconds."""
-        table = Table(title="Fused operators (milliseconds a step)")
-        for name in ("model", "layout", "operator", "variant"):
-            table.add_column(name)
-        for name in ("sites", "unfused", "fused", "speed-up"):
-            table.add_column(name, justify="right")
+        table = Table(title="Fused operators (milliseconds a step)", box=SIMPLE_HEAD)
+        for name in ("model, layout", "operator: variants"):
+            table.add_column(name, overflow="fold")
+        for name in ("sites", "unfused", "fused", "x"):
+            table.add_column(name, justify="right", no_wrap=True)
         for row in self.rows:
             for one in row.operators:
-                times = (f"{one.unfused_s * 1e3:.2f}", f"{one.fused_s * 1e3:.2f}", f"{one.unfused_s / one.fused_s:.2f}")
-                table.add_row(row.model, row.layout, one.operator, one.variant, str(one.sites), *times)
+                times = (f"{one.unfused_s * 1e3:.1f}", f"{one.fused_s * 1e3:.1f}", f"{one.unfused_s / one.fused_s:.2f}")
+                what = f"{one.operator}: {one.variant}"
+                table.add_row(f"{row.model}, {row.layout}", what, str(one.sites), *times)
         return table
 
     def plot(self, path: Path) -> None:
