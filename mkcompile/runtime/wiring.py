@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mkcompile.config import settings
 from mkcompile.ops.registry import set_launcher
 from mkcompile.runtime.agree import Agreement
 from mkcompile.runtime.dispatch import Dispatch
@@ -10,4 +11,4 @@ from mkcompile.runtime.launcher import Launcher
 
 def install() -> None:
     """From now on every operator call is agreed on by its group's ranks, and may be taken over by a kernel."""
-    set_launcher(Dispatch(Agreement(), Launcher()))
+    set_launcher(Dispatch(Agreement(settings().timeout_s), Launcher()))

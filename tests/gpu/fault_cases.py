@@ -1,0 +1,155 @@
+"""What goes wrong between ranks: named within the deadline, and the process goes on. MKCOMPILE_TIMEOUT_S is short."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+from mkcompile.config import settings
+from mkcompile.errors import LaunchOrderError, PeerTimeoutError
+from tests.gpu.pair import KERNELS, Pair, Product
+
+TRIES = 6
+
+
+def _product(operator: str = "gemm_all_reduce", seed: int = 1) -> Product:
+    return Product(operator=operator, rows=512, n=1024, k=264, integers=True, seed=seed)
+
+
+def _good_launches(pair: Pair) -> None:
+    for operator in KERNELS:
+        product = _product(operator)
+        product.check(pair, product.call(pair, *product.inputs(pair, pair.rank)))
+    pair.meet()
+
+
+def _lonely_rank(pair: Pair) -> dict[str, Any]:
+    """Rank 0 calls alone: an error in time that names rank 1, again where it tries again; unfused work goes on."""
+    timeout_s = settings().timeout_s
+    product = _product()
+    operands = product.inputs(pair, pair.rank)
+    product.call(pair, *operands)
+    started = time.monotonic()
+    torch.cuda.synchronize()
+    kernel_s = time.monotonic() - started
+    assert kernel_s < timeout_s + 3, f"the kernel took {kernel_s:.1f} s to give up"
+    texts, waits = [], []
+    for _ in range(2):
+        started = time.monotonic()
+        try:
+            product.call(pair, *operands)
+        except PeerTimeoutError as error:
+            texts.append(str(error))
+            assert error.report.peer == 1 and error.report.rank == 0, str(error)
+        waits.append(round(time.monotonic() - started, 2))
+    assert len(texts) == 2, texts
+    assert "expected epoch" in texts[0] and "did not come" in texts[1], texts
+    assert max(waits) < timeout_s + 3, waits
+    model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).to(pair.device, torch.bfloat16)
+    compiled = torch.compile(model)
+    loss = compiled(pair.draw(64, 256, seed=1)).float().square().mean()
+    loss.backward()
+    assert torch.isfinite(loss)
+    return {"kernel_s": round(kernel_s, 2), "errors": texts, "waits_s": waits, "unfused_loss": loss.item()}
+
+
+def dead_peer(pair: Pair) -> dict[str, Any]:
+    """Rank 1 ends in good order and never launches again."""
+    _good_launches(pair)
+    if pair.rank == 1:
+        os._exit(0)
+    return _lonely_rank(pair)
+
+
+def killed_peer(pair: Pair) -> dict[str, Any]:
+    """Rank 1 is killed in the middle of a row of launches."""
+    _good_launches(pair)
+    if pair.rank == 1:
+        product = _product()
+        operands = product.inputs(pair, pair.rank)
+        for _ in range(3):
+            product.call(pair, *operands)
+        torch.cuda.synchronize()
+        os.kill(os.getpid(), signal.SIGKILL)
+    product = _product()
+    operands = product.inputs(pair, pair.rank)
+    for _ in range(3):
+        product.call(pair, *operands)
+    torch.cuda.synchronize()
+    return _lonely_rank(pair)
+
+
+def late_peer(pair: Pair) -> dict[str, Any]:
+    """Rank 1 comes after the deadline. Both try again until both are through: then the workspace is a new one."""
+    _good_launches(pair)
+    first = pair.launcher.workspace(pair.group, pair.device)
+    product = _product(seed=2)
+    operands, expected = product.inputs(pair, pair.rank), product.expected(pair)
+    if pair.rank == 1:
+        torch.cuda.synchronize()
+        time.sleep(settings().timeout_s + 2)  # the lateness that is tested
+    errors = []
+    for _ in range(TRIES):
+        try:
+            out = product.call(pair, *operands)
+            torch.cuda.synchronize()
+            pair.launcher._board.check()  # type: ignore[union-attr]
+        except PeerTimeoutError as error:
+            errors.append(str(error))
+            continue
+        if pair.launcher.workspace(pair.group, pair.device) is not first:
+            break
+    assert errors, "nobody was late"
+    assert pair.launcher.workspace(pair.group, pair.device) is not first, errors
+    product.check(pair, out, expected)
+    for operator in KERNELS:
+        again = _product(operator, seed=5)
+        again.check(pair, again.call(pair, *again.inputs(pair, pair.rank)))
+    return {"errors": errors}
+
+
+def replay_beside_eager(pair: Pair) -> dict[str, Any]:
+    """Small launches of a graph and of eager calls meet on one workspace: an error or a right result, never a hang."""
+    product = Product(operator="gemm_all_reduce", rows=64, n=256, k=64, integers=True, seed=1)
+    operands, expected = product.inputs(pair, pair.rank), product.expected(pair)
+    product.call(pair, *operands)
+    pair.meet()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(300):
+            product.call(pair, *operands)
+    pair.meet()
+    beside = torch.cuda.Stream()
+    errors = []
+    graph.replay()
+    try:
+        with torch.cuda.stream(beside):
+            for _ in range(100):
+                product.call(pair, *operands)
+    except (LaunchOrderError, PeerTimeoutError) as error:
+        errors.append(f"{type(error).__name__}: {error}")
+    started = time.monotonic()
+    torch.cuda.synchronize()
+    drained_s = time.monotonic() - started
+    assert drained_s < 4 * settings().timeout_s, f"{drained_s:.1f} s"
+    for _ in range(TRIES):
+        try:
+            out = product.call(pair, *operands)
+            torch.cuda.synchronize()
+            pair.launcher._board.check()  # type: ignore[union-attr]
+        except (LaunchOrderError, PeerTimeoutError) as error:
+            errors.append(f"{type(error).__name__}: {error}")
+            continue
+        break
+    product.check(pair, out, expected)
+    assert errors, "the launches did not meet: nothing was tested"
+    assert any("CUDA graph was replayed" in text for text in errors), errors
+    return {"errors": errors, "drained_s": round(drained_s, 2)}
+
+
+CASES = {"dead": dead_peer, "killed": killed_peer, "late": late_peer, "in_use": replay_beside_eager}

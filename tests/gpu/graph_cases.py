@@ -1,0 +1,119 @@
+"""CUDA graphs: captured steps, replayed with other inputs; a capture that comes too early."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mkcompile.errors import WorkspaceError
+from tests.gpu.compiled_cases import Problem
+from tests.gpu.pair import KERNELS, Pair, Product, backend_of_kernels
+
+REPLAYS = 100
+
+
+def operators_replayed(pair: Pair) -> dict[str, Any]:
+    """Both operators in one graph; each replay has other inputs and is checked exactly; eager calls lie in between."""
+    products = [Product(operator=op, rows=256, n=520, k=136, integers=True, seed=1) for op in KERNELS]
+    still = [tuple(t.clone() if t is not None else None for t in one.inputs(pair, pair.rank)) for one in products]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for product, operands in zip(products, still, strict=True):
+            product.call(pair, *operands)
+    torch.cuda.current_stream().wait_stream(stream)
+    pair.meet()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = [product.call(pair, *operands) for product, operands in zip(products, still, strict=True)]
+    pair.meet()
+    for replay in range(REPLAYS):
+        fresh = [
+            Product(operator=one.operator, rows=one.rows, n=one.n, k=one.k, integers=True, seed=replay + 2)
+            for one in products
+        ]
+        for product, operands in zip(fresh, still, strict=True):
+            for target, source in zip(operands, product.inputs(pair, pair.rank), strict=True):
+                if target is not None:
+                    target.copy_(source)
+        graph.replay()
+        for product, out in zip(fresh, outs, strict=True):
+            truth = product.expected(pair)[0]
+            assert torch.equal(out.float(), truth), f"replay {replay}, {product.name}"
+        if replay % 10 == 0:
+            again = fresh[0].call(pair, *fresh[0].inputs(pair, pair.rank))
+            assert torch.equal(again, outs[0]), f"eager call after replay {replay}"
+    return {"replays": REPLAYS}
+
+
+def _stepped(pair: Pair, mode: str | None) -> dict[str, Any]:
+    torch._dynamo.reset()
+    problem = Problem(batch=2, length=256, width=1024, hidden=2048, sequence=False)
+    model = problem.parallel(pair, problem.model(pair))
+    forward = torch.compile(model, backend=backend_of_kernels, **({"mode": mode} if mode else {}))
+    still = pair.draw(2, 256, 1024, seed=0, rank=0)
+    worst = 0.0
+    with torch.no_grad():
+        if mode is None:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    forward(still)
+            torch.cuda.current_stream().wait_stream(stream)
+            pair.meet()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = forward(still)
+        for replay in range(REPLAYS):
+            x = pair.draw(2, 256, 1024, seed=replay + 1, rank=0)
+            if mode is None:
+                still.copy_(x)
+                graph.replay()
+            else:
+                torch.compiler.cudagraph_mark_step_begin()
+                out = forward(x)
+            if replay % 10 == 0:
+                eager = model(x)
+                error = ((out.float() - eager.float()).norm() / eager.float().norm()).item()
+                assert error < 1e-2, f"replay {replay}: {error:.3g}"
+                worst = max(worst, error)
+    pair.meet()
+    return {"replays": REPLAYS, "worst_difference_from_eager": worst, "launched": dict(pair.launcher.launched)}
+
+
+def compiled_step_captured(pair: Pair) -> dict[str, Any]:
+    """A compiled model in a graph that the user captures."""
+    return _stepped(pair, None)
+
+
+def reduce_overhead(pair: Pair) -> dict[str, Any]:
+    """The graphs that Inductor captures itself."""
+    return _stepped(pair, "reduce-overhead")
+
+
+def capture_without_warm_up(pair: Pair) -> dict[str, Any]:
+    """A typed error that says what to do; afterwards the same call works."""
+    product = Product(operator="gemm_all_reduce", rows=16384, n=16384, k=64, seed=3)
+    operands = product.inputs(pair, pair.rank)
+    text = ""
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            product.call(pair, *operands)
+    except WorkspaceError as error:
+        text = str(error)
+    assert "warm up first" in text, text
+    pair.meet()
+    small = Product(operator="gemm_all_reduce", rows=128, n=256, k=64, integers=True, seed=4)
+    small.check(pair, small.call(pair, *small.inputs(pair, pair.rank)))
+    product.check(pair, product.call(pair, *operands))
+    return {"error": text}
+
+
+CASES = {
+    "operators_replayed": operators_replayed,
+    "compiled_step_captured": compiled_step_captured,
+    "reduce_overhead": reduce_overhead,
+    "capture_without_warm_up": capture_without_warm_up,
+}

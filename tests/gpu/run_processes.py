@@ -1,0 +1,210 @@
+"""Runs every case of two processes on two GPUs, each family in a pair of processes with a time limit of its own.
+
+    python tests/gpu/run_processes.py [--only operators,graphs] [--out results.jsonl] [--device cpu]
+
+Prints one JSON line a case and a last one with the counts. A family whose processes hang or die costs only itself: its
+cases that had finished are reported, the stack of the others is kept. `--device cpu` tries the script itself over gloo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+WORLD_SIZE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Cases that share a pair of processes. `module` has `CASES`; `only` takes some of them.
+
+    Units: seconds; `timeout_s` is the process group's. `may_die`: ranks that a case ends on purpose. `on_cpu`: cases that also run without GPUs, unfused.
+    """
+
+    module: str
+    limit_s: float
+    timeout_s: float = 60.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
+    may_die: tuple[int, ...] = ()
+    on_cpu: tuple[str, ...] = ()
+
+
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+SHORT = {"MKCOMPILE_TIMEOUT_S": "3"}
+RESERVE_16 = {"MKCOMPILE_TIMEOUT_S": "8", "MKCOMPILE_SM_RESERVE": "16"}
+RESERVE_32 = {"MKCOMPILE_TIMEOUT_S": "8", "MKCOMPILE_SM_RESERVE": "32"}
+FAMILIES: dict[str, Family] = {
+    "operators": Family(module="tests.gpu.operator_cases", limit_s=150, on_cpu=("rows", "sums", "misaligned")),
+    "compiled": Family(module="tests.gpu.compiled_cases", limit_s=150, on_cpu=("tensor_parallel", "sequence_parallel")),
+    "streams": Family(module="tests.gpu.stream_cases", limit_s=90),
+    "nccl": Family(module="tests.gpu.nccl_cases", limit_s=60, environment={"MKCOMPILE_TIMEOUT_S": "8"}),
+    "nccl_reserve_16": Family(module="tests.gpu.nccl_cases", limit_s=60, environment=RESERVE_16),
+    "nccl_reserve_32": Family(module="tests.gpu.nccl_cases", limit_s=60, environment=RESERVE_32),
+    "stress": Family(module="tests.gpu.stress_cases", limit_s=90),
+    "graphs": Family(module="tests.gpu.graph_cases", limit_s=120),
+    "in_use": Family(module="tests.gpu.fault_cases", limit_s=60, environment=SHORT, only=("in_use",)),
+    "late": Family(module="tests.gpu.fault_cases", limit_s=90, environment=SHORT, only=("late",)),
+    "dead": Family(module="tests.gpu.fault_cases", limit_s=100, environment=SHORT, only=("dead",), may_die=(1,)),
+    "killed": Family(module="tests.gpu.fault_cases", limit_s=100, environment=SHORT, only=("killed",), may_die=(1,)),
+    "expandable": Family(
+        module="tests.gpu.operator_cases", limit_s=90, environment=EXPANDABLE, only=("layouts", "growth")
+    ),
+}
+
+
+def run_family(name: str, device: str, patience: float) -> list[dict[str, Any]]:
+    """One result a case: name, ok, seconds, and each rank's value or error."""
+    family = FAMILIES[name]
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mkcompile-pair-") as folder:
+        ranks = [_start_rank(name, rank, device, Path(folder)) for rank in range(WORLD_SIZE)]
+        timed_out = _wait(ranks, started + patience * family.limit_s)
+        codes = [rank.returncode for rank in ranks]
+        logs = [(Path(folder) / f"log.{rank}").read_text(errors="replace")[-3000:] for rank in range(WORLD_SIZE)]
+        said = [_read_lines(Path(folder) / f"result.{rank}") for rank in range(WORLD_SIZE)]
+    alive = [rank for rank in range(WORLD_SIZE) if rank not in family.may_die]
+    names = _case_names(family, device)
+    results = []
+    for case in names:
+        values = [said[rank].get(case) for rank in range(WORLD_SIZE)]
+        ok = all(values[rank] is not None and values[rank]["ok"] for rank in alive)
+        results.append({"family": name, "case": case, "ok": ok, "ranks": values})
+    failed = [result for result in results if not result["ok"]]
+    if failed:
+        failed[-1] |= {"timed_out": timed_out, "exit_codes": codes, "logs": logs}
+    results[-1]["family_s"] = round(time.monotonic() - started, 1)
+    return results
+
+
+def _case_names(family: Family, device: str) -> list[str]:
+    wanted = family.on_cpu if device == "cpu" else family.only
+    return [name for name in _cases(family) if not wanted or name in wanted]
+
+
+def _cases(family: Family) -> dict[str, Callable[[Any], dict[str, Any]]]:
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    cases: dict[str, Callable[[Any], dict[str, Any]]] = importlib.import_module(family.module).CASES
+    return cases
+
+
+def _start_rank(name: str, rank: int, device: str, folder: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, str(Path(__file__)), "--rank", str(rank), "--folder", str(folder)]
+    command += ["--only", name, "--device", device]
+    settings = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "4", "CUDA_MODULE_LOADING": "EAGER"}
+    environment = {**os.environ, **settings, **FAMILIES[name].environment}
+    with (folder / f"log.{rank}").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=ROOT, start_new_session=True)
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]], deadline: float) -> bool:
+    """True where one had to be ended. A hanging rank first writes its stack."""
+    timed_out = False
+    for rank in ranks:
+        try:
+            rank.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            timed_out = True
+    for how, patience_s in ((signal.SIGUSR1, 3.0), (signal.SIGKILL, 30.0)):
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.send_signal(how)
+        for rank in ranks:
+            try:
+                rank.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                continue
+    return timed_out
+
+
+def _read_lines(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.exists():
+        return {}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {line["case"]: line for line in lines}
+
+
+def run_rank(name: str, rank: int, device: str, folder: Path) -> None:
+    """One of the two processes: all cases of the family, each result written as soon as it is there."""
+    faulthandler.register(signal.SIGUSR1, chain=True)
+    family = FAMILIES[name]
+    cases = _cases(family)
+    pair_module = importlib.import_module("tests.gpu.pair")
+    pair = pair_module.start(rank, WORLD_SIZE, folder / "rendezvous", device, family.timeout_s)
+    with (folder / f"result.{rank}").open("w") as results:
+        for case in _case_names(family, device):
+            started = time.monotonic()
+            line: dict[str, Any] = {"case": case, "ok": True}
+            try:
+                line["value"] = cases[case](pair)
+                pair.synchronize()
+            except Exception as error:  # a harness reports everything
+                line |= {"ok": False, "error": f"{type(error).__name__}: {error}"[:1500]}
+                line["traceback"] = traceback.format_exc()[-2500:]
+            line["seconds"] = round(time.monotonic() - started, 2)
+            results.write(json.dumps(line, default=str) + "\n")
+            results.flush()
+            if not pair_module.both_are_done(pair):
+                break
+    os._exit(0)  # neither NCCL nor a dead peer may hold up the end
+
+
+def main() -> int:
+    """0 where every case passed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--only", default="", help="families, separated by commas")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--out", type=Path, help="also write the lines to this file")
+    parser.add_argument("--limit-s", type=float, default=560.0, help="start no family after this many seconds")
+    parser.add_argument("--patience", type=float, default=1.0, help="multiplies the families' time limits")
+    parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    sys.path.insert(0, str(ROOT))
+    if arguments.rank >= 0:
+        run_rank(arguments.only, arguments.rank, arguments.device, arguments.folder)
+    wanted = arguments.only.split(",") if arguments.only else list(FAMILIES)
+    names = [name for name in wanted if arguments.device == "cuda" or FAMILIES[name].on_cpu]
+    started, results = time.monotonic(), []
+    for name in names:
+        if time.monotonic() - started > arguments.limit_s:
+            results.append({"family": name, "case": "", "ok": False, "error": "not run: out of time"})
+            _say(results[-1], arguments.out)
+            continue
+        for result in run_family(name, arguments.device, arguments.patience):
+            results.append(result)
+            _say(result, arguments.out)
+    failed = [f"{result['family']}/{result['case']}" for result in results if not result["ok"]]
+    _say(
+        {"passed": len(results) - len(failed), "failed": failed, "seconds": round(time.monotonic() - started)},
+        arguments.out,
+    )
+    return 1 if failed else 0
+
+
+def _say(line: dict[str, Any], out: Path | None) -> None:
+    text = json.dumps(line, default=str)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+    if out is not None:
+        with out.open("a") as file:
+            file.write(text + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
