@@ -64,6 +64,8 @@ class Ffn:
         checks.check_reduce_op(self.NAME, self.reduce_op)
         checks.check_tensor(self.NAME, "x", self.x)
         checks.check_tensor(self.NAME, "w_down", self.w_down, 2)
+        if self.gather_dim >= 0:
+            checks.check_dim(self.NAME, self.gather_dim, self.x.dim())
         if self.activation not in collectives.ACTIVATIONS:
             known = ", ".join(collectives.ACTIVATIONS)
             raise OperatorInputError(f"{self.NAME}: unknown activation {self.activation!r}; one of {known}")
@@ -72,12 +74,11 @@ class Ffn:
         if len(self.saved) != 2 + len(self.w_up):
             raise OperatorInputError(f"{self.NAME}: give {2 + len(self.w_up)} saved flags, got {len(self.saved)}")
         hidden, width = self.w_down.shape[0], self.w_down.shape[0] * (2 if self._packed else 1)
+        inner = self._gathered_shape()[-1]
         for i, (weight, bias) in enumerate(zip(self.w_up, self.bias_up, strict=True)):
             checks.check_tensor(self.NAME, f"w_up[{i}]", weight, 2)
-            if tuple(weight.shape) != (self.x.shape[-1], width):
-                raise OperatorInputError(
-                    f"{self.NAME}: w_up[{i}] must be [{self.x.shape[-1]}, {width}] for {hidden} hidden"
-                )
+            if tuple(weight.shape) != (inner, width):
+                raise OperatorInputError(f"{self.NAME}: w_up[{i}] must be [{inner}, {width}] for {hidden} hidden")
             if bias is not None and tuple(bias.shape) != (width,):
                 raise OperatorInputError(f"{self.NAME}: bias_up[{i}] must be [{width}]")
         if self.bias_down is not None and tuple(self.bias_down.shape) != (self.w_down.shape[1],):

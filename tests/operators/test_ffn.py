@@ -170,7 +170,12 @@ def gathered_and_reduced(x: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> T
     return reduced(nnf.linear(nnf.relu(nnf.linear(gathered(x + 6), up[:HIDDEN])), down))
 
 
+def gathered_columns(x: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> Tensor:
+    return reduced(nnf.linear(nnf.relu(nnf.linear(gathered((x + 7)[..., :2], 2), up[:HIDDEN])), down))
+
+
 GATHERED: list[Function] = [
+    gathered_columns,
     sequence_parallel,
     sequence_parallel_packed,
     sequence_first,
