@@ -12,8 +12,8 @@
 
 namespace mk {
 
-inline constexpr int kHelperRegisters = 56;
-inline constexpr int kMathRegisters = 224;
+inline constexpr int kHelperRegisters = 72;
+inline constexpr int kMathRegisters = 216;
 
 /// Load role.
 template <class Op>
@@ -25,16 +25,18 @@ MK_DEVICE void load_role(const LaunchArguments& args, const SharedMemory<typenam
     const Task task = schedule.task(position);
     if (!task.valid) continue;
     const TilePlace place = schedule.template place<Tile>(args, task);
-    load_tile<Tile>(args, memory, ring, place.row, place.column);
+    const u32 peer = task.owner == args.rank ? 0 : TileNote::kPeer;
+    load_tile<Tile>(args, memory, ring, TileNote{task.index | peer, place.column}, place.row);
   }
+  load_end<Tile>(args, memory, ring);
 }
 
 /// Store role: panel by panel as the math group fills them; a panel is handed back when its stores have read it.
 template <class Op>
 MK_DEVICE void store_role(const LaunchArguments& args, const SharedMemory<typename Op::Tile>& memory,
-                          const typename Op::Schedule& schedule, u32 epoch, int group) {
+                          const typename Op::Schedule& schedule, int group) {
   using Tile = typename Op::Tile;
-  typename Op::Sink sink(args, memory, epoch, group);
+  typename Op::Sink sink(args, memory, group);
   u32 tiles = 0;
   for (u32 position = blockIdx.x; position < schedule.positions(); position += gridDim.x) {
     const Task task = schedule.task(position);
@@ -66,17 +68,8 @@ MK_DEVICE void run_block(const LaunchArguments& args) {
   using Tile = typename Op::Tile;
   extern __shared__ __align__(1024) u8 dynamic_shared[];
   const SharedMemory<Tile> memory{(shared_address(dynamic_shared) + 1023) & ~1023u};
-  if (threadIdx.x == 0) {
-    memory.init();
-    u32 first_epoch = 1;
-    if constexpr (Op::kReduces) first_epoch = enter_launch<Op::kOperator>(args);
-    store_shared(memory.epoch(), first_epoch);
-    prefetch_tensor_map(&args.a[0]);
-    prefetch_tensor_map(&args.weight[0]);
-  }
+  if (threadIdx.x == 0) memory.init();
   __syncthreads();
-  const u32 epoch = load_shared(memory.epoch());
-  if (epoch == 0) return;
 
   const auto schedule = Op::Schedule::template make<Tile>(args, gridDim.x);
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
@@ -84,18 +77,18 @@ MK_DEVICE void run_block(const LaunchArguments& args) {
   if (group == kMathGroups) {
     decrease_registers<kHelperRegisters>();
     if (first_lane && warp == 0) load_role<Op>(args, memory, schedule);
-    if (first_lane && (warp == 1 || warp == 2)) store_role<Op>(args, memory, schedule, epoch, warp - 1);
+    if (first_lane && (warp == 1 || warp == 2)) store_role<Op>(args, memory, schedule, warp - 1);
     if constexpr (Op::kReduces) {
-      if (first_lane && warp == 3) signal_role<Op>(args, memory, schedule, epoch);
+      if (first_lane && warp == 3) signal_role<Op>(args, memory, schedule);
     }
     __syncwarp();
   } else {
     increase_registers<kMathRegisters>();
-    compute_role<Op>(args, memory, schedule, epoch, group);
+    compute_role<Op>(args, memory, group);
   }
   if constexpr (Op::kReduces) {
     __syncthreads();
-    if (threadIdx.x == 0) leave_launch(args, epoch);
+    if (threadIdx.x == 0) leave_launch(args, load_shared(memory.epoch()));
   }
 }
 

@@ -41,15 +41,19 @@ struct ReduceSink {
   using Tile = typename Op::Tile;
   const LaunchArguments& args;
   const SharedMemory<Tile>& memory;
-  const Staging<Tile> staging;
+  Staging<Tile> staging;
   const int group;
   u32 entered = 0;  ///< bit set of peers that are known to have left the launch before the last
   u32 sent = 0;
   u64 first_panel_ns = 0;
   bool given_up = false;
 
-  MK_DEVICE ReduceSink(const LaunchArguments& args, const SharedMemory<Tile>& memory, u32 epoch, int group)
-      : args(args), memory(memory), staging{args, epoch}, group(group) {}
+  MK_DEVICE ReduceSink(const LaunchArguments& args, const SharedMemory<Tile>& memory, int group)
+      : args(args), memory(memory), staging{args, 0}, group(group) {
+    wait_phase(args, memory.entered(), 0, kStoreRole);
+    staging.epoch = load_shared(memory.epoch());
+    given_up = staging.epoch == 0;  // the launch must not run: its tiles are computed, so that it drains, and not sent
+  }
 
   MK_DEVICE void wait(const u32* flag, u32 epoch, u32 peer, u32 tile) {
     if (given_up) return;
@@ -162,7 +166,8 @@ struct Signaller {
   MK_DEVICE Signaller(const LaunchArguments& args, const SharedMemory<Tile>& memory,
                       const typename Op::Schedule& schedule, u32 epoch)
       : args(args), memory(memory), schedule(schedule), staging{args, epoch} {
-    if (blockIdx.x != 0) return;
+    if (epoch == 0) position = schedule.positions();
+    if (blockIdx.x != 0 || epoch == 0) return;
     // The launch before this one has finished here. Publishes: its staging region may be written again.
     // pairs-with: entered release (signal_role -> store_role), scope sys
     fence_acq_rel_sys();
@@ -210,6 +215,7 @@ struct Signaller {
     }
     for (u32 peer = 0; peer < args.world; ++peer) {
       if (peer == args.rank) continue;
+      // Relaxed: as above.
       store_relaxed_sys(staging.flag(peer, kPartialFree, args.rank, task.index), staging.epoch);
       if constexpr (Op::kBroadcast != Broadcast::kNone) {
         store_relaxed_sys(staging.flag(peer, kFinalReady, args.rank, task.index), staging.epoch);

@@ -45,6 +45,13 @@ struct Panel {
     v[4] += Element::low(partial.z), v[5] += Element::high(partial.z);
     v[6] += Element::low(partial.w), v[7] += Element::high(partial.w);
   }
+  MK_DEVICE void set(int fragment, Vector4 partial) {
+    float* v = values + fragment * 8;
+    v[0] = Element::low(partial.x), v[1] = Element::high(partial.x);
+    v[2] = Element::low(partial.y), v[3] = Element::high(partial.y);
+    v[4] = Element::low(partial.z), v[5] = Element::high(partial.z);
+    v[6] = Element::low(partial.w), v[7] = Element::high(partial.w);
+  }
   MK_DEVICE void add_bias(const LaunchArguments& args, i32 column) {
     const u32* bias = reinterpret_cast<const u32*>(args.bias);
 #pragma unroll
@@ -74,83 +81,136 @@ struct Panel {
 /// The sum over all ranks in rank order, in fp32. `own` are this rank's accumulators; the partial of the lowest other
 /// rank lies in shared memory, further ones are read from the staging slots.
 template <class Element, class Tile>
-MK_DEVICE void sum_partials(const LaunchArguments& args, const Staging<Tile>& staging, const Task& task, u32 shared,
+MK_DEVICE void sum_partials(const LaunchArguments& args, const SharedMemory<Tile>& memory, u32 tile_index, u32 shared,
                             u32 offset_in_tile, const float* own, Panel<Element, Tile>& sum) {
   using Values = Panel<Element, Tile>;
-  const bool low_rank = args.rank <= 1;  // this rank's accumulators come before all but the first partial
+  const u32 mine = Values::fragment_offset();
+  const bool own_first = args.rank <= 1;  // this rank's accumulators come before all but the first partial
+  Vector4 partial[Values::kFragments];
 #pragma unroll
-  for (int i = 0; i < Values::kValues; ++i) sum.values[i] = low_rank ? own[i] : 0.f;
+  for (int z = 0; z < Values::kFragments; ++z) partial[z] = load_shared_vector(shared + mine + z * 512);
+  if (own_first) {
 #pragma unroll
-  for (int z = 0; z < Values::kFragments; ++z) {
-    sum.add(z, load_shared_vector(shared + Values::fragment_offset() + z * 512));
+    for (int i = 0; i < Values::kValues; ++i) sum.values[i] = own[i];
+#pragma unroll
+    for (int z = 0; z < Values::kFragments; ++z) sum.add(z, partial[z]);
+  } else {
+#pragma unroll
+    for (int z = 0; z < Values::kFragments; ++z) sum.set(z, partial[z]);
   }
   __syncwarp();  // this warp's rows will be stored over what its lanes have read
+  if (args.world == 2) return;
+  const Staging<Tile> staging{args, load_shared(memory.epoch())};
 #pragma unroll 1
-  for (u32 source = low_rank ? 2 : 1; source < args.world; ++source) {
+  for (u32 source = own_first ? 2 : 1; source < args.world; ++source) {
     if (source == args.rank) {
 #pragma unroll
       for (int i = 0; i < Values::kValues; ++i) sum.values[i] += own[i];
       continue;
     }
-    const u8* slot = staging.partial_slot(args.rank, source, task.index) + offset_in_tile + Values::fragment_offset();
+    const u8* slot = staging.partial_slot(args.rank, source, tile_index) + offset_in_tile + mine;
 #pragma unroll
     for (int z = 0; z < Values::kFragments; ++z) sum.add(z, load_global_vector(slot + z * 512));
   }
 }
 
-/// Compute role: every tile of this block; the epilogue of one overlaps the loads of the next.
+/// Compute role: the epilogue of one tile. Own tiles and peers' tiles have a loop each: where the two meet in one loop,
+/// the compiler moves every value for it.
 template <class Op>
-MK_DEVICE void compute_role(const LaunchArguments& args, const SharedMemory<typename Op::Tile>& memory,
-                            const typename Op::Schedule& schedule, u32 epoch, int group) {
+struct Epilogue {
   using Tile = typename Op::Tile;
-  using PanelValues = Panel<typename Op::Element, Tile>;
-  const Staging<Tile> staging{args, epoch};
-  const u32 k_blocks = count_k_blocks(args);
-  Ring<Tile> ring;
+  using Values = Panel<typename Op::Element, Tile>;
+  const LaunchArguments& args;
+  const SharedMemory<Tile>& memory;
+  const int group;
   u32 tiles = 0, own_tiles = 0;
-  for (u32 position = blockIdx.x; position < schedule.positions(); position += gridDim.x) {
-    const Task task = schedule.task(position);
-    if (!task.valid) continue;
-    const bool own = !Op::kReduces || task.owner == args.rank;
-    float acc[Tile::kGroupN / 2];
-    multiply_tile<typename Op::Element>(args, memory, ring, group, k_blocks, acc);
-    i32 column = 0;
-    if constexpr (Op::kHasBias) {
-      column = schedule.template place<Tile>(args, task).column + (Tile::kSplitsRows ? 0 : group * Tile::kGroupN);
+
+  MK_DEVICE void hand_over(int index) const {
+    fence_proxy_async_shared();
+    mbarrier_arrive(memory.panel_full(group, index));
+  }
+  MK_DEVICE void wait_empty(int index) const {
+    wait_phase(args, memory.panel_empty(group, index), (tiles & 1) ^ 1, kComputeRole);
+  }
+  /// Not in place: accumulators written outside wgmma make ptxas serialise all of them.
+  MK_DEVICE void take(const float* acc, i32 column, int index, Values& panel) const {
+#pragma unroll
+    for (int i = 0; i < Values::kValues; ++i) panel.values[i] = acc[index * Values::kValues + i];
+    if constexpr (Op::kHasBias) panel.add_bias(args, column + index * Tile::kPanelN);
+  }
+
+  /// A tile that stays here and needs no one else.
+  MK_DEVICE void finish_local(const float* acc, i32 column) {
+#pragma unroll
+    for (int index = 0; index < Tile::kPanels; ++index) {
+      wait_empty(index);
+      Values panel;
+      take(acc, column, index, panel);
+      if constexpr (Op::kActivation != Activation::kNone) {
+#pragma unroll
+        for (int i = 0; i < Values::kValues; ++i) panel.values[i] = activate<Op::kActivation>(panel.values[i]);
+      }
+      panel.store_rows(memory.panel(group, index));
+      hand_over(index);
     }
+    ++tiles;
+  }
+
+  /// A partial for the tile's owner.
+  MK_DEVICE void finish_partial(const float* acc, i32 column) {
+#pragma unroll
+    for (int index = 0; index < Tile::kPanels; ++index) {
+      wait_empty(index);
+      Values panel;
+      take(acc, column, index, panel);
+      panel.store_fragments(memory.panel(group, index));
+      hand_over(index);
+    }
+    ++tiles;
+  }
+
+  /// The sum of all ranks' partials.
+  MK_DEVICE void finish_own(const float* acc, const TileNote& note, i32 column) {
 #pragma unroll
     for (int index = 0; index < Tile::kPanels; ++index) {
       const u32 shared = memory.panel(group, index);
-      PanelValues panel;  // not in place: accumulators written outside wgmma make ptxas serialise all of them
-      const float* const own_values = acc + index * PanelValues::kValues;
-      if (Op::kReduces && own) {
-        wait_phase(args, memory.panel_staged(group, index), own_tiles & 1, kComputeRole);
-        sum_partials(args, staging, task, shared, (group * Tile::kPanels + index) * Tile::kPanelBytes, own_values,
-                     panel);
-      } else {
-        wait_phase(args, memory.panel_empty(group, index), (tiles & 1) ^ 1, kComputeRole);
-#pragma unroll
-        for (int i = 0; i < PanelValues::kValues; ++i) panel.values[i] = own_values[i];
-      }
+      wait_phase(args, memory.panel_staged(group, index), own_tiles & 1, kComputeRole);
+      Values panel;
+      sum_partials(args, memory, note.index, shared, (group * Tile::kPanels + index) * Tile::kPanelBytes,
+                   acc + index * Values::kValues, panel);
       if constexpr (Op::kHasBias) panel.add_bias(args, column + index * Tile::kPanelN);
-      if (Op::kReduces && own) {
+      if (args.scale != 1.f) {
 #pragma unroll
-        for (int i = 0; i < PanelValues::kValues; ++i) panel.values[i] *= args.scale;
+        for (int i = 0; i < Values::kValues; ++i) panel.values[i] *= args.scale;
       }
-      if constexpr (Op::kActivation != Activation::kNone) {
-#pragma unroll
-        for (int i = 0; i < PanelValues::kValues; ++i) panel.values[i] = activate<Op::kActivation>(panel.values[i]);
-      }
-      if (own) {
-        panel.store_rows(shared);
-      } else {
-        panel.store_fragments(shared);
-      }
-      fence_proxy_async_shared();
-      mbarrier_arrive(memory.panel_full(group, index));
+      panel.store_rows(shared);
+      hand_over(index);
     }
     ++tiles;
-    if (own) ++own_tiles;
+    ++own_tiles;
+  }
+};
+
+/// Compute role: every tile of this block; the epilogue of one overlaps the loads of the next.
+template <class Op>
+MK_DEVICE void compute_role(const LaunchArguments& args, const SharedMemory<typename Op::Tile>& memory, int group) {
+  using Tile = typename Op::Tile;
+  const u32 k_blocks = count_k_blocks(args);
+  Epilogue<Op> epilogue{args, memory, group};
+  Ring<Tile> ring;
+  // No `while (true)`: under one, ptxas gives the role only the registers of the launch, and spills.
+  for (TileNote note = next_tile(args, memory, ring); note.index != TileNote::kEnd;
+       note = next_tile(args, memory, ring)) {
+    const i32 column = note.column + (Tile::kSplitsRows ? 0 : group * Tile::kGroupN);
+    float acc[Tile::kGroupN / 2];
+    multiply_tile<typename Op::Element>(args, memory, ring, group, k_blocks, acc);
+    if constexpr (!Op::kReduces) {
+      epilogue.finish_local(acc, column);
+    } else if (note.index & TileNote::kPeer) {
+      epilogue.finish_partial(acc, column);
+    } else {
+      epilogue.finish_own(acc, note, column);
+    }
   }
 }
 

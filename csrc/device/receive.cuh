@@ -12,8 +12,9 @@ struct ArrivalQueue {
   u32 next = blockIdx.x;
   u32 owner = 0, index = 0;
 
-  MK_DEVICE ArrivalQueue(const LaunchArguments& args, const typename Op::Schedule& schedule)
+  MK_DEVICE ArrivalQueue(const LaunchArguments& args, const typename Op::Schedule& schedule, u32 epoch)
       : args(args), schedule(schedule) {
+    if (epoch == 0) next = schedule.per_owner * (args.world - 1);
     locate();
   }
   MK_DEVICE bool finished() const { return next >= schedule.per_owner * (args.world - 1); }
@@ -41,21 +42,22 @@ struct ArrivalWatch {
 
   MK_DEVICE ArrivalWatch(const LaunchArguments& args, const SharedMemory<typename Op::Tile>&,
                          const typename Op::Schedule& schedule, u32 epoch)
-      : staging{args, epoch}, queue(args, schedule) {}
+      : staging{args, epoch}, queue(args, schedule, epoch) {}
 
   MK_DEVICE bool finished() const { return queue.finished(); }
   MK_DEVICE u32 seen() const {
     // pairs-with: final_ready acquire (signal_role -> copy_role), scope sys
     return load_acquire_sys(staging.flag(staging.args.rank, kFinalReady, queue.owner, queue.index));
   }
-  MK_DEVICE bool step() {
+  MK_DEVICE bool step(bool) {
     if (finished() || !reached(seen(), staging.epoch)) return false;
     queue.advance();
     return true;
   }
 };
 
-/// Staged broadcast: one thread copies finished tiles through two panels of shared memory into this rank's result.
+/// Staged broadcast: one thread copies finished tiles through shared memory into this rank's result: through the two
+/// spare panels while the block computes, and through all panels once it has sent its last tile, when time counts.
 template <class Op>
 struct CopyOut {
   using Tile = typename Op::Tile;
@@ -64,12 +66,14 @@ struct CopyOut {
   const typename Op::Schedule& schedule;
   const Staging<Tile> staging;
   ArrivalQueue<Op> queue;
-  u32 loaded = 0, stored = 0;  ///< panels, since the start
-  bool arrived = false;        ///< the current tile is here
+  u32 loaded = 0, stored = 0;  ///< panels of the current tile
+  u32 narrow_tiles = 0, wide_tiles = 0;
+  bool arrived = false;  ///< the current tile is here
+  bool wide = false;     ///< all panels are free; decided anew for each tile
 
   MK_DEVICE CopyOut(const LaunchArguments& args, const SharedMemory<Tile>& memory,
                     const typename Op::Schedule& schedule, u32 epoch)
-      : memory(memory), schedule(schedule), staging{args, epoch}, queue(args, schedule) {}
+      : memory(memory), schedule(schedule), staging{args, epoch}, queue(args, schedule, epoch) {}
 
   MK_DEVICE bool finished() const { return queue.finished(); }
   MK_DEVICE u32 seen() const {
@@ -77,42 +81,49 @@ struct CopyOut {
     return load_acquire_sys(staging.flag(staging.args.rank, kFinalReady, queue.owner, queue.index));
   }
 
-  /// Panels of a tile are loaded at most kSparePanels ahead of their stores; both count from the start of the launch and
-  /// a tile's are all stored before the next tile begins.
-  MK_DEVICE bool step() {
+  MK_DEVICE u32 slots() const { return wide ? kTilePanels : kSparePanels; }
+  MK_DEVICE u32 panel(u32 at) const {
+    return wide ? memory.panel(at / Tile::kPanels, at % Tile::kPanels) : memory.spare(at % kSparePanels);
+  }
+  MK_DEVICE u32 barrier(u32 at) const { return memory.copy_full(wide ? kSparePanels + at : at % kSparePanels); }
+  /// Uses of the panel's barrier before this one.
+  MK_DEVICE u32 uses(u32 at) const {
+    constexpr u32 kUsesInTile = kTilePanels / kSparePanels;
+    return wide ? wide_tiles : narrow_tiles * kUsesInTile + at / kSparePanels;
+  }
+
+  /// `block_is_done`: the store threads have sent everything, nothing but this thread uses the panels.
+  MK_DEVICE bool step(bool block_is_done) {
     if (finished()) return false;
     if (!arrived) {
       if (!reached(seen(), staging.epoch)) return false;
       fence_proxy_async();  // the flag was read by a generic load, the slot is read by bulk copies
       arrived = true;
+      wide = block_is_done;
     }
-    const u32 tile_end = (stored / kTilePanels + 1) * kTilePanels;
-    if (loaded < tile_end && loaded < stored + kSparePanels) {
+    if (loaded < kTilePanels && loaded < stored + slots()) {
       load_panel();
       return true;
     }
-    const u32 slot = stored % kSparePanels;
-    if (!mbarrier_test_wait(memory.spare_full(slot), stored / kSparePanels & 1)) return false;
-    store_panel(slot);
-    if (stored == tile_end) finish_tile();
+    if (!mbarrier_test_wait(barrier(stored), uses(stored) & 1)) return false;
+    store_panel();
+    if (stored == kTilePanels) finish_tile();
     return true;
   }
 
   MK_DEVICE void load_panel() {
     bulk_wait_read<0>();  // the store that last used this panel
-    const u32 slot = loaded % kSparePanels;
     const u8* from = staging.final_slot(staging.args.rank, queue.owner, queue.index);
-    mbarrier_arrive_expect(memory.spare_full(slot), Tile::kPanelBytes);
-    bulk_load(memory.spare(slot), from + loaded % kTilePanels * Tile::kPanelBytes, Tile::kPanelBytes,
-              memory.spare_full(slot));
+    mbarrier_arrive_expect(barrier(loaded), Tile::kPanelBytes);
+    bulk_load(panel(loaded), from + loaded * Tile::kPanelBytes, Tile::kPanelBytes, barrier(loaded));
     ++loaded;
   }
 
-  MK_DEVICE void store_panel(u32 slot) {
+  MK_DEVICE void store_panel() {
     const TilePlace place = schedule.template place<Tile>(staging.args, Task{queue.owner, queue.index, true});
-    const u32 panel = stored % kTilePanels, group = panel / Tile::kPanels, index = panel % Tile::kPanels;
+    const u32 group = stored / Tile::kPanels, index = stored % Tile::kPanels;
     const i32 x = place.column + (Tile::kSplitsRows ? 0 : group * Tile::kGroupN) + index * Tile::kPanelN;
-    tensor_store(&staging.args.out, memory.spare(slot), x, place.out_row + (Tile::kSplitsRows ? group * 64 : 0),
+    tensor_store(&staging.args.out, panel(stored), x, place.out_row + (Tile::kSplitsRows ? group * 64 : 0),
                  place.segment);
     bulk_commit();
     ++stored;
@@ -127,6 +138,8 @@ struct CopyOut {
       // Relaxed: the fence above releases.
       store_relaxed_sys(staging.flag(queue.owner, kFinalFree, staging.args.rank, queue.index), staging.epoch);
     }
+    (wide ? wide_tiles : narrow_tiles) += 1;
+    loaded = stored = 0;
     arrived = false;
     queue.advance();
   }
@@ -142,18 +155,21 @@ struct NoArrivals {
                        u32) {}
   MK_DEVICE bool finished() const { return true; }
   MK_DEVICE u32 seen() const { return 0; }
-  MK_DEVICE bool step() { return false; }
+  MK_DEVICE bool step(bool) { return false; }
 };
 
 /// Signal role: one thread tells of this rank's tiles and takes in the others', whichever can go on.
 template <class Op>
 MK_DEVICE void signal_role(const LaunchArguments& args, const SharedMemory<typename Op::Tile>& memory,
-                           const typename Op::Schedule& schedule, u32 epoch) {
+                           const typename Op::Schedule& schedule) {
+  const u32 epoch = enter_launch<Op::kOperator>(args);
+  store_shared(memory.epoch(), epoch);
+  mbarrier_arrive(memory.entered());
   Signaller<Op> signaller(args, memory, schedule, epoch);
   typename Op::Receiver receiver(args, memory, schedule, epoch);
   u64 progress_ns = global_timer_ns();
   while (!signaller.finished() || !receiver.finished()) {
-    const bool told = signaller.step(), took = receiver.step();
+    const bool told = signaller.step(), took = receiver.step(signaller.finished());
     const u64 now_ns = global_timer_ns();
     if (told || took) {
       progress_ns = now_ns;

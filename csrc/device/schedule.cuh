@@ -31,6 +31,7 @@ struct Schedule {
   u32 rows;           ///< row tiles of one owner (scattered rows) or of all
   u32 tiles;          ///< tiles of one owner (scattered rows) or of all
   u32 per_owner;      ///< tiles of the owner who has most
+  u32 share, extra;   ///< all-reduce: tiles of every owner, and how many owners have one more
 
   template <class Tile>
   static MK_DEVICE Schedule make(const LaunchArguments& args, u32 grid) {
@@ -43,16 +44,16 @@ struct Schedule {
     s.segment_tiles = (args.segment_rows + Tile::kBlockM - 1) / Tile::kBlockM;
     s.rows = s.segment_tiles * args.segments;
     s.tiles = s.rows * s.tiles_n;
-    s.per_owner = kScattersRows ? s.tiles : (s.tiles + args.world - 1) / args.world;
+    s.share = s.tiles / args.world;
+    s.extra = s.tiles - s.share * args.world;
+    s.per_owner = kScattersRows ? s.tiles : s.share + (s.extra != 0);
     s.lag = args.lag < s.per_owner ? args.lag : s.per_owner;
     return s;
   }
 
   /// All-reduce: owners hold equal runs of the raster, so that any number of tiles is shared out evenly.
-  MK_DEVICE u32 first_tile(u32 owner) const { return (u32)((u64)owner * tiles / world); }
-  MK_DEVICE u32 count(u32 owner) const {
-    return kScattersRows ? tiles : first_tile(owner + 1) - first_tile(owner);
-  }
+  MK_DEVICE u32 first_tile(u32 owner) const { return owner * share + (owner < extra ? owner : extra); }
+  MK_DEVICE u32 count(u32 owner) const { return kScattersRows ? tiles : share + (owner < extra); }
   MK_DEVICE u32 positions() const { return per_owner * world; }
 
   /// The order. Where the grid is a multiple of the world, the slot of the own tile moves on from wave to wave, so that

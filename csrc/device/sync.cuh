@@ -83,18 +83,19 @@ MK_DEVICE void wait_phase(const LaunchArguments& args, u32 barrier, u32 parity, 
   }
 }
 
-/// Thread 0 of each block, before anything else. Returns the epoch of this launch, or 0 where the launch must not run.
+/// One thread of each block, beside the first loads. Returns the epoch of this launch, or 0 where it must send nothing.
 template <OperatorId kOperator>
 MK_DEVICE u32 enter_launch(const LaunchArguments& args) {
   WorkspaceHeader* header = workspace_header(args, args.rank);
   // Relaxed: launches on one workspace follow each other in stream order; that is what the count checks.
   const u32 ticket = add_relaxed_gpu(&header->blocks_in, 1);
+  const u32 aborted = load_relaxed_gpu(&header->abort);
+  const u32 epoch = load_relaxed_gpu(&header->epoch) + 1;
+  if (aborted != kNoFault) return 0;
   if (ticket >= gridDim.x) {
     report_fault<kOperator>(args, kLaunchOrder, WaitSite{kEntry, args.rank, 0}, gridDim.x, ticket, 0);
     return 0;
   }
-  if (load_relaxed_gpu(&header->abort) != kNoFault) return 0;
-  const u32 epoch = load_relaxed_gpu(&header->epoch) + 1;
   return epoch == 0 ? 1 : epoch;
 }
 
@@ -104,7 +105,7 @@ MK_DEVICE void leave_launch(const LaunchArguments& args, u32 epoch) {
   if (add_relaxed_gpu(&header->blocks_out, 1) + 1 != gridDim.x) return;
   header->blocks_in = 0;
   header->blocks_out = 0;
-  header->epoch = epoch;
+  if (epoch != 0) header->epoch = epoch;
 }
 
 }  // namespace mk

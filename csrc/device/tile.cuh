@@ -35,9 +35,10 @@ struct TileShape {
   static constexpr int kPanelOffset = kStages * kStageBytes;
   static constexpr int kSpareOffset = kPanelOffset + kTileBytes;
   static constexpr int kBarrierOffset = kSpareOffset + (kCopiesOut ? kSparePanels * kPanelBytes : 0);
-  static constexpr int kBarriers = 2 * kStages + 3 * kMathGroups * kPanels + kSparePanels;
+  static constexpr int kCopyBarriers = kCopiesOut ? kSparePanels + kMathGroups * kPanels : 0;
+  static constexpr int kBarriers = 2 * kStages + 3 * kMathGroups * kPanels + kCopyBarriers + 1;
   static constexpr int kWordOffset = kBarrierOffset + kBarriers * 8;
-  static constexpr int kSharedBytes = 1024 + kWordOffset + 32;
+  static constexpr int kSharedBytes = 1024 + kWordOffset + 16 + kStages * 8;
   static_assert(kSharedBytes <= 232448, "shared memory of one SM");
 };
 
@@ -63,14 +64,19 @@ struct SharedMemory {
   MK_DEVICE u32 panel_empty(int group, int index) const { return panel_barrier(1, group, index); }
   /// The staged partial of an own tile has been loaded into the panel.
   MK_DEVICE u32 panel_staged(int group, int index) const { return panel_barrier(2, group, index); }
-  MK_DEVICE u32 spare_full(int index) const {
+  /// A panel that is being copied out has been loaded: first the spare panels, then the others in tile order.
+  MK_DEVICE u32 copy_full(int index) const {
     return barrier(2 * Tile::kStages + 3 * kMathGroups * Tile::kPanels + index);
   }
+  /// The epoch of this launch is known to the block.
+  MK_DEVICE u32 entered() const { return barrier(Tile::kBarriers - 1); }
 
   /// Tiles of which a store warp has sent everything, counted.
   MK_DEVICE u32 sent_count(int group) const { return base + Tile::kWordOffset + group * 4; }
   MK_DEVICE u32 given_up() const { return base + Tile::kWordOffset + 8; }
   MK_DEVICE u32 epoch() const { return base + Tile::kWordOffset + 12; }
+  /// What the compute role must know of the tile that begins in a stage: two words, valid while the stage is full.
+  MK_DEVICE u32 tile_note(int stage) const { return base + Tile::kWordOffset + 16 + stage * 8; }
 
   MK_DEVICE void init() const {
     for (int stage = 0; stage < Tile::kStages; ++stage) {
@@ -85,7 +91,8 @@ struct SharedMemory {
       }
       store_shared(sent_count(group), 0);
     }
-    for (int index = 0; index < kSparePanels; ++index) mbarrier_init(spare_full(index), 1);
+    for (int index = 0; index < Tile::kCopyBarriers; ++index) mbarrier_init(copy_full(index), 1);
+    mbarrier_init(entered(), 1);
     store_shared(given_up(), 0);
     fence_mbarrier_init();
   }
@@ -131,28 +138,57 @@ MK_DEVICE u64 n_major_descriptor(u32 address) {
   return matrix_descriptor(address, Tile::kPanelBytes, 8 * Tile::kRowBytes, swizzle_mode<Tile::kRowBytes>());
 }
 
+/// What the load role, which has time to spare, tells the compute role of a tile: work out nothing twice.
+struct TileNote {
+  static constexpr u32 kEnd = ~0u, kPeer = 1u << 31;
+  u32 index;   ///< of the tile among its owner's; with kPeer where that is another rank; kEnd after the last tile
+  i32 column;  ///< first column
+};
+
 /// Load role: one tile's operands, k-block by k-block, into the ring.
 template <class Tile>
-MK_DEVICE void load_tile(const LaunchArguments& args, const SharedMemory<Tile>& memory, Ring<Tile>& ring, i32 row,
-                         i32 column) {
+MK_DEVICE void load_tile(const LaunchArguments& args, const SharedMemory<Tile>& memory, Ring<Tile>& ring, TileNote note,
+                         i32 row) {
+  bool first = true;
   for (u32 term = 0; term < args.terms; ++term) {
     for (u32 k = 0; k < args.k[term]; k += kBlockK) {
       wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole);
       const u32 full = memory.stage_full(ring.stage);
+      if (first) {
+        store_shared(memory.tile_note(ring.stage), note.index);
+        store_shared(memory.tile_note(ring.stage) + 4, note.column);
+        first = false;
+      }
       mbarrier_arrive_expect(full, Tile::kStageBytes);
       tensor_load(memory.a(ring.stage), &args.a[term], full, k, row);
       if constexpr (Tile::kWeightIsKn) {
 #pragma unroll
         for (int chunk = 0; chunk < Tile::kBlockN / Tile::kPanelN; ++chunk) {
           tensor_load(memory.b(ring.stage) + chunk * Tile::kPanelBytes, &args.weight[term], full,
-                      column + chunk * Tile::kPanelN, k);
+                      note.column + chunk * Tile::kPanelN, k);
         }
       } else {
-        tensor_load(memory.b(ring.stage), &args.weight[term], full, k, column);
+        tensor_load(memory.b(ring.stage), &args.weight[term], full, k, note.column);
       }
       ring.advance();
     }
   }
+}
+
+/// Load role: no more tiles.
+template <class Tile>
+MK_DEVICE void load_end(const LaunchArguments& args, const SharedMemory<Tile>& memory, const Ring<Tile>& ring) {
+  wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole);
+  store_shared(memory.tile_note(ring.stage), TileNote::kEnd);
+  mbarrier_arrive(memory.stage_full(ring.stage));
+}
+
+/// Compute role: the next tile, once its first k-block is here.
+template <class Tile>
+MK_DEVICE TileNote next_tile(const LaunchArguments& args, const SharedMemory<Tile>& memory, const Ring<Tile>& ring) {
+  wait_phase(args, memory.stage_full(ring.stage), ring.parity, kComputeRole);
+  const u32 note = memory.tile_note(ring.stage);
+  return TileNote{load_shared(note), (i32)load_shared(note + 4)};
 }
 
 MK_DEVICE u32 count_k_blocks(const LaunchArguments& args) {
@@ -171,6 +207,10 @@ MK_DEVICE void multiply_tile(const LaunchArguments& args, const SharedMemory<Til
   constexpr u32 kOffsetB = Tile::kSplitsRows ? 0 : Tile::kGroupN * kBlockK * 2;
   constexpr u32 kStepB = Tile::kWeightIsKn ? 16 * Tile::kRowBytes : 32;  // sixteen k further on
   const bool leader = threadIdx.x % 128 == 0;
+  // Cleared, and every product accumulates: left undefined until the first product they would be kept alive, and spilled,
+  // round the loop over tiles.
+#pragma unroll
+  for (int i = 0; i < kAccumulators; ++i) acc[i] = 0.f;
   int previous = -1;
   for (u32 block = 0; block < k_blocks; ++block) {
     wait_phase(args, memory.stage_full(ring.stage), ring.parity, kComputeRole);
@@ -180,7 +220,7 @@ MK_DEVICE void multiply_tile(const LaunchArguments& args, const SharedMemory<Til
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kBlockK / 16; ++step) {
-      Mma::multiply(acc, a + step * 2, b + step * (kStepB >> 4), (block | step) != 0);
+      Mma::multiply(acc, a + step * 2, b + step * (kStepB >> 4));
     }
     wgmma_commit();
     wgmma_wait<1>();

@@ -92,12 +92,16 @@ class KernelConfig:
 
     def _fixed_shared_bytes(self) -> int:
         spare_bytes = 2 * 64 * self.panel_n * 2 if self.broadcast == "staged" else 0
-        barriers = 3 * 2 * self.num_panels + 2
-        return 1024 + self.tile_bytes + spare_bytes + barriers * 8 + 32
+        copy_barriers = 2 + 2 * self.num_panels if self.broadcast == "staged" else 0
+        barriers = 3 * 2 * self.num_panels + copy_barriers + 1
+        return 1024 + self.tile_bytes + spare_bytes + barriers * 8 + 16
+
+    def _stage_bytes(self) -> int:
+        operands, barriers, note = (self.block_m + self.block_n) * BLOCK_K * 2, 16, 8
+        return operands + barriers + note
 
     def _stages_that_fit(self) -> int:
-        stage_bytes = (self.block_m + self.block_n) * BLOCK_K * 2 + 16
-        return (_SHARED_LIMIT_BYTES - self._fixed_shared_bytes()) // stage_bytes
+        return (_SHARED_LIMIT_BYTES - self._fixed_shared_bytes()) // self._stage_bytes()
 
     def with_tile(self, block_m: int, block_n: int) -> KernelConfig:
         """The same kernel with another tile and as many stages as fit."""
@@ -106,7 +110,7 @@ class KernelConfig:
     @cached_property
     def shared_bytes(self) -> int:
         """Dynamic shared memory; the compiled source asserts the same number."""
-        return self._fixed_shared_bytes() + self.stages * ((self.block_m + self.block_n) * BLOCK_K * 2 + 16)
+        return self._fixed_shared_bytes() + self.stages * self._stage_bytes()
 
     @cached_property
     def name(self) -> str:

@@ -20,6 +20,7 @@ _EFFICIENCY = {
 }  # fmt: skip
 _PACED_SHARE = 0.8
 _LINK_BOUND = 0.9
+_SHORT_US = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,8 @@ def choose_schedule(config: KernelConfig, size: LaunchSize, max_grid: int) -> Ti
         return TileSchedule(grid=grid)
     compute_us = waves * size.tile_us(config)
     link_bound = size.sent_us(config) >= _LINK_BOUND * compute_us
-    lag_positions = grid if link_bound and waves <= 4 else 2 * grid
+    # Few waves: two of them before the first own tile would leave the link idle at the end.
+    lag_positions = grid if waves <= 4 and compute_us < _SHORT_US else 2 * grid
     pace_ns = 0 if link_bound else int(_PACED_SHARE * size.tile_us(config) * 1000 / config.num_panels)
     return TileSchedule(grid=grid, lag=max(1, ceil(lag_positions / (size.world - 1))), pace_ns=pace_ns)
 

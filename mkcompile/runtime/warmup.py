@@ -17,4 +17,4 @@ def warm_up(configs: Iterable[KernelConfig], num_processes: int) -> Iterator[Com
     """
     context = get_context("spawn")
     with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
-        yield from pool.map(compile_kernel, configs, chunksize=4)
+        yield from pool.map(compile_kernel, configs, chunksize=1)

@@ -18,7 +18,7 @@ struct LocalSink {
   const SharedMemory<Tile>& memory;
   const int group;
 
-  MK_DEVICE LocalSink(const LaunchArguments& args, const SharedMemory<Tile>& memory, u32, int group)
+  MK_DEVICE LocalSink(const LaunchArguments& args, const SharedMemory<Tile>& memory, int group)
       : args(args), memory(memory), group(group) {}
   MK_DEVICE void begin(const Task&) {}
   MK_DEVICE void send(const Task&, const TilePlace& place, int index, bool) {

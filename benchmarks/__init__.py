@@ -1,0 +1,1 @@
+"""Benchmarks: one driver over the operators, every contender checked before it is timed."""

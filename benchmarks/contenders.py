@@ -1,0 +1,133 @@
+"""Who is compared: each contender is a call that computes the same result into memory of its own.
+
+cuBLAS + NCCL; cuBLAS + the one-shot and two-shot all-reduce of torch's symmetric memory; torch's fused GEMM +
+reduce-scatter (asynchronous tensor parallelism); this project's kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from mkcompile.runtime.kernel import LaunchArguments, PreparedLaunch, compile_kernel, load_kernel
+from mkcompile.runtime.kernel_config import Broadcast, KernelConfig, OperatorName
+from mkcompile.runtime.tensor_map import Matrix
+from mkcompile.runtime.tile_schedule import LaunchSize, choose_schedule, choose_tile
+
+from .shapes import Shape
+from .workspaces import Arena, symmetric_matrix
+
+_SM_RESERVE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """`call` returns the result; `variant` says how, as far as that varies."""
+
+    name: str
+    call: Callable[[], torch.Tensor]
+    variant: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operands:
+    """x [M, K], w [N, K]."""
+
+    x: torch.Tensor
+    w: torch.Tensor
+
+
+def cublas(operands: Operands) -> Contender:
+    """The GEMM alone."""
+    out = operands.x.new_empty(operands.x.shape[0], operands.w.shape[0])
+    return Contender(name="cublas", call=lambda: torch.mm(operands.x, operands.w.t(), out=out))
+
+
+def _max_grid() -> int:
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count - _SM_RESERVE
+
+
+def ours(operator: OperatorName, operands: Operands, arena: Arena | None, broadcast: Broadcast = "none") -> Contender:
+    """This project's kernel with its default tile and schedule."""
+    (m, k), n = operands.x.shape, operands.w.shape[0]
+    size = LaunchSize(m=m, n=n, k=k, world=arena.world if arena else 1)
+    config = choose_tile(KernelConfig(operator=operator, broadcast=broadcast), size, _max_grid())
+    schedule = choose_schedule(config, size, _max_grid())
+    rows = m // size.world if operator == "gemm_reduce_scatter" else m
+    outs: tuple[int, ...] = ()
+    if broadcast == "direct":
+        out, outs = symmetric_matrix(rows, n, operands.x.dtype)
+    else:
+        out = operands.x.new_empty(rows, n)
+    arguments = LaunchArguments(
+        terms=((Matrix.of(operands.x), Matrix.of(operands.w)),), out=Matrix.of(out), schedule=schedule,
+        peers=arena.peers(outs) if arena else None,
+    )  # fmt: skip
+    prepared = PreparedLaunch(load_kernel(compile_kernel(config), torch.cuda.current_device()), arguments)
+    stream = torch.cuda.current_stream().cuda_stream
+
+    def call() -> torch.Tensor:
+        prepared.run(stream)
+        return out
+
+    name = "mkcompile" if broadcast == "none" else f"mkcompile_{broadcast}"
+    lag = f" lag{schedule.lag} pace{schedule.pace_ns}" if size.world > 1 else ""
+    return Contender(name=name, call=call, variant=f"{config.block_m}x{config.block_n} grid{schedule.grid}{lag}")
+
+
+def reduce_scatter_contenders(operands: Operands, arena: Arena) -> Iterator[Contender]:
+    """All ways to GEMM + reduce-scatter."""
+    group = arena.group.group_name
+    product = operands.x.new_empty(operands.x.shape[0], operands.w.shape[0])
+    out = operands.x.new_empty(operands.x.shape[0] // arena.world, operands.w.shape[0])
+
+    def nccl() -> torch.Tensor:
+        torch.mm(operands.x, operands.w.t(), out=product)
+        dist.reduce_scatter_tensor(out, product)
+        return out
+
+    yield Contender(name="cublas_nccl", call=nccl)
+    fused = torch.ops.symm_mem.fused_matmul_reduce_scatter
+    yield Contender(name="async_tp", call=lambda: fused(operands.x, operands.w.t(), "sum", 0, group))
+    yield ours("gemm_reduce_scatter", operands, arena)
+
+
+def all_reduce_contenders(operands: Operands, arena: Arena) -> Iterator[Contender]:
+    """All ways to GEMM + all-reduce."""
+    group = arena.group.group_name
+    (m, _), n = operands.x.shape, operands.w.shape[0]
+    product = operands.x.new_empty(m, n)
+    symmetric, _ = symmetric_matrix(m, n, operands.x.dtype)
+
+    def nccl() -> torch.Tensor:
+        torch.mm(operands.x, operands.w.t(), out=product)
+        dist.all_reduce(product)
+        return product
+
+    def two_shot() -> torch.Tensor:
+        torch.mm(operands.x, operands.w.t(), out=symmetric)
+        result: torch.Tensor = torch.ops.symm_mem.two_shot_all_reduce_(symmetric, "sum", group)
+        return result
+
+    def one_shot() -> torch.Tensor:
+        torch.mm(operands.x, operands.w.t(), out=symmetric)
+        result: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce(symmetric, "sum", group)
+        return result
+
+    yield Contender(name="cublas_nccl", call=nccl)
+    yield Contender(name="cublas_two_shot", call=two_shot)
+    yield Contender(name="cublas_one_shot", call=one_shot)
+    yield ours("gemm_all_reduce", operands, arena, "direct")
+    yield ours("gemm_all_reduce", operands, arena, "staged")
+
+
+def contenders(op: str, shape: Shape, operands: Operands, arena: Arena) -> list[Contender]:
+    """Everyone who takes part in an operator's comparison; cuBLAS's GEMM first, for the ceiling."""
+    base = cublas(operands)
+    if op == "gemm":
+        return [base, ours("gemm", operands, None)]
+    of_op = {"gemm_reduce_scatter": reduce_scatter_contenders, "gemm_all_reduce": all_reduce_contenders}[op]
+    return [base, *of_op(operands, arena)]

@@ -1,0 +1,134 @@
+"""Every kernel compiles for sm_90a to the machine code that was meant: no spills, tensor cores, register hand-over."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from mkcompile.errors import CompileError, OperatorInputError, UnsupportedDeviceError
+from mkcompile.runtime import abi, driver, nvrtc, sources
+from mkcompile.runtime.kernel import OPTIONS, compile_kernel
+from mkcompile.runtime.kernel_config import KernelConfig, all_configs
+from mkcompile.runtime.warmup import warm_up
+
+pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+
+#: One of each kind; `make test-all` compiles all of them.
+CONFIGS = [
+    KernelConfig(),
+    KernelConfig(block_m=64, block_n=32, weight_layout="kn", dtype="float16", has_bias=True, activation="gelu_erf"),
+    KernelConfig(operator="gemm_reduce_scatter"),
+    KernelConfig(operator="gemm_reduce_scatter", block_n=224, weight_layout="kn"),
+    KernelConfig(operator="gemm_all_reduce", broadcast="direct", block_n=128),
+    KernelConfig(operator="gemm_all_reduce", broadcast="staged", dtype="float16", has_bias=True),
+]
+MAX_REGISTERS = 168  # 65536 / 384 threads, what the launch may take
+
+
+def tool(name: str) -> str | None:
+    """A binary tool of the toolkit: on the path, or from its wheel."""
+    wheel = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin"
+    return shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", ""), str(wheel))))
+
+
+def sass(image: bytes, folder: Path) -> str:
+    """Disassembly, or skip where there is no disassembler."""
+    cuobjdump, nvdisasm = tool("cuobjdump"), tool("nvdisasm")
+    if cuobjdump is None or nvdisasm is None:
+        pytest.skip("neither cuobjdump nor nvdisasm found: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm")
+    (folder / "k.cubin").write_bytes(image)
+    environment = {**os.environ, "PATH": f"{Path(nvdisasm).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    command = [cuobjdump, "-sass", str(folder / "k.cubin")]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
+def test_machine_code(config: KernelConfig, tmp_path: Path) -> None:
+    kernel = compile_kernel(config)
+    resources = kernel.cubin.resources
+    assert resources.is_clean, resources
+    assert resources.registers <= MAX_REGISTERS
+    code = sass(kernel.cubin.image, tmp_path)
+    assert re.search(rf"HGMMA\.64x{config.group_n}x16\.F32", code)
+    assert code.count("USETMAXREG") == 2
+    assert not re.search(r"\b(LDL|STL)\b", code)
+    assert "UTMALDG.2D" in code and "UTMASTG.3D" in code
+    if config.reduces:
+        assert "MEMBAR.ALL.SYS" in code and "UBLKCP" in code
+
+
+@pytest.mark.slow
+def test_all_configurations_are_clean() -> None:
+    spoiled = [
+        f"{kernel.config.name}: {kernel.cubin.resources}"
+        for kernel in warm_up(all_configs(), os.cpu_count() or 1)
+        if not kernel.cubin.resources.is_clean or kernel.cubin.resources.registers > MAX_REGISTERS
+    ]
+    assert not spoiled, "\n".join(spoiled)
+
+
+def test_configurations_have_names_of_their_own() -> None:
+    names = [config.name for config in all_configs()]
+    assert len(names) == len(set(names))
+
+
+def test_plain_sm_90_is_refused_by_the_assembler() -> None:
+    options = [option.replace("sm_90a", "sm_90") for option in OPTIONS]
+    config = KernelConfig(block_m=64, block_n=64)
+    with pytest.raises(CompileError, match=r"wgmma|setmaxnreg"):
+        nvrtc.compile_cubin("k", config.source(), sources.headers(), options)
+
+
+def test_mirror_that_drifts_does_not_compile() -> None:
+    source = KernelConfig(block_m=64, block_n=64).source() + abi.assertions()
+    drifted = re.sub(r"(->pace_ns\) == )\d+", r"\g<1>9999", source)
+    assert drifted != source
+    with pytest.raises(CompileError, match="static assertion"):
+        nvrtc.compile_cubin("k", drifted, sources.headers(), OPTIONS)
+
+
+def test_compile_error_carries_the_log() -> None:
+    with pytest.raises(CompileError, match="undefined_thing"):
+        nvrtc.compile_cubin("k", "int x = undefined_thing;", {}, OPTIONS)
+
+
+def test_spills_and_notes_are_seen() -> None:
+    log = (
+        "ptxas info : Used 168 registers, used 1 barriers\n"
+        "ptxas info : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized\n"
+        "    16 bytes stack frame, 12 bytes spill stores, 36 bytes spill loads"
+    )
+    resources = nvrtc.parse_resources(log)
+    assert not resources.is_clean and resources.spill_load_bytes == 36 and len(resources.notes) == 1
+    clean = dataclasses.replace(resources, notes=(), stack_bytes=0, spill_store_bytes=0, spill_load_bytes=0)
+    assert clean.is_clean
+    with pytest.raises(CompileError):
+        nvrtc.parse_resources("")
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (10, 0), (12, 0)])
+def test_other_chips_are_refused_by_name(capability: tuple[int, int]) -> None:
+    with pytest.raises(UnsupportedDeviceError, match=rf"{capability[0]}\.{capability[1]}"):
+        driver.require_hopper(capability)
+    driver.require_hopper((9, 0))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"block_m": 96}, {"dtype": "float32"}, {"weight_layout": "other"}, {"stages": 9},
+        {"operator": "gemm_all_reduce"}, {"broadcast": "direct"},
+        {"operator": "gemm_reduce_scatter", "activation": "relu"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_impossible_configurations_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(OperatorInputError):
+        KernelConfig(**wrong)  # type: ignore[arg-type]
