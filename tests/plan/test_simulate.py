@@ -185,11 +185,21 @@ def test_command_writes_table_json_and_plot(tmp_path: Path, capsys: pytest.Captu
     assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
-def test_command_scales_over_nodes_and_predicts_single_operators(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--model", "llama3-8b", "--nodes", "1", "2", "--forward"]) == 0
-    assert main(["--site", "gemm_all_reduce:8192x8192x512", "--site", "ffn:64x4096x4096x1792", "--world", "8"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "2 x 8 H200" in text and "gemm_all_reduce" in text
+def test_command_scales_over_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    assert main(["--model", "llama3-8b", "--nodes", "1", "2", "--forward", "--json", str(path)]) == 0
+    assert [row["num_gpus"] for row in json.loads(path.read_text())["rows"]] == [8, 16]
+
+
+def test_command_predicts_single_operators(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    sites = ["--site", "gemm_all_reduce:8192x8192x512", "--site", "ffn:64x4096x4096x1792"]
+    assert main([*sites, "--world", "8", "--json", str(path)]) == 0
+    found = json.loads(path.read_text())["operators"]
+    assert [(one["operator"], one["m"], one["world_size"]) for one in found] == [
+        ("gemm_all_reduce", 8192, 8),
+        ("ffn", 64, 8),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ import torch.distributed as dist
 
 from mkcompile.errors import CompileError
 from mkcompile.ops.problem import Problem
-from mkcompile.plan import PRESETS, UNFUSED, Plan, PlanTable, Policy
+from mkcompile.plan import PRESETS, UNFUSED, Plan, PlanTable, Policy, tune_command
 from mkcompile.plan.disk import Results, load_results, results_path
 from mkcompile.plan.exchange import Ranks
 from mkcompile.plan.table import entry_name
 from mkcompile.plan.tune import Request, TuneError, tune
 from tests.plan.problems import problem
-from tests.spawn import run_case
+from tests.spawn import Outcomes, run_cases
 
 PAIR = PRESETS["2xh200"]
 PROBLEMS = (problem("gemm_all_reduce", 4096, 8192, 1024), problem("gemm_reduce_scatter", 8192, 8192, 3584))
@@ -176,8 +176,31 @@ def tune_reference(rank: int, world_size: int) -> tuple[str, list[str], str]:
     return results.to_json(), sorted(results.plans()), table.plan(problems[0]).variant
 
 
-def test_reference_is_tuned_on_two_gloo_ranks() -> None:
-    first, second = run_case(tune_reference, world_size=2)
+def tune_by_command(rank: int, world_size: int) -> tuple[int, int]:
+    """On gloo: the command, twice; the group is the command's from then on."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = ["--site", "gemm_all_reduce:32x16x24", "--folder", folder]
+        status = tune_command.run_in_rank(tune_command.parser().parse_args(arguments), tune_command.cpu_bench)
+        kept = len(list(Path(folder).rglob("*.json")))
+    return status, kept
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Outcomes:
+    return run_cases({"reference": tune_reference, "command": tune_by_command}, world_size=2)
+
+
+def test_command_keeps_results_of_rank_0(outcomes: Outcomes) -> None:
+    assert outcomes.values("command") == [(0, 1), (0, 0)]
+
+
+def test_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune_command.main(["--site", "conv:1x2x3"]) == 2
+    assert "operator:MxNxK" in capsys.readouterr().err
+
+
+def test_reference_is_tuned_on_two_gloo_ranks(outcomes: Outcomes) -> None:
+    first, second = outcomes.values("reference")
     assert first == second
     text, entries, variant = first
     assert len(entries) == 6

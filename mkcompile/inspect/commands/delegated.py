@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ MISSING = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delegated:
-    """A command that is `main(arguments) -> exit status` of a module; `needs` says what to get where it is missing."""
+    """A command that is `main(arguments)` of a module; `needs` says what to get where it is missing."""
 
     name: str
     module: str
@@ -32,13 +33,13 @@ COMMANDS = (
     ),
     Delegated(
         name="bench",
-        module="benchmarks.main",
+        module="benchmarks.run",
         help="time operators and models against cuBLAS + NCCL and others",
         needs="the repository's benchmarks folder: run it from a checkout, with two CUDA GPUs",
     ),
     Delegated(
         name="tune",
-        module="mkcompile.plan.tune",
+        module="mkcompile.plan.tune_command",
         help="measure candidates on this machine and keep the best",
         needs="a version of mkcompile with the tuner in it",
     ),
@@ -73,16 +74,19 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Call the module's `main` with the arguments that are not ours."""
     one: Delegated = arguments.delegated
-    if not present(one.module):
+    command = main_of(one.module)
+    if command is None:
         Console(stderr=True).print(f"[red]{one.name}[/red] is not here ({one.module}); it needs {one.needs}")
         return MISSING
-    status: int = import_module(one.module).main(arguments.rest)
-    return status
+    return command(arguments.rest) or 0
 
 
-def present(module: str) -> bool:
-    """Is there such a module (and its parents)?"""
+def main_of(module: str) -> Callable[[list[str]], int | None] | None:
+    """The module's command, or None where there is no such module or it has none."""
     try:
-        return find_spec(module) is not None
+        if find_spec(module) is None:
+            return None
     except ModuleNotFoundError:
-        return False
+        return None
+    command: Callable[[list[str]], int | None] | None = getattr(import_module(module), "main", None)
+    return command
