@@ -20,14 +20,12 @@ from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch._inductor.virtualized import V
 from torch.utils._pytree import tree_leaves
 
-from mkcompile.backend import inductor_patches, with_pass
+from mkcompile.backend import FusionPass, inductor_patches, with_pass
 from mkcompile.config import Options, split_options
 from mkcompile.inspect import snapshot
 from mkcompile.inspect.breaks import Ending, ending_of
 from mkcompile.inspect.snapshot import GraphView
 from mkcompile.passes import normalise
-from mkcompile.passes.fuse import Judge
-from mkcompile.passes.fusion_pass import FusionPass
 from mkcompile.passes.site import Site
 
 # A cache hit would skip the pass, and with it the report.
@@ -58,7 +56,6 @@ class Recorder:
     """
 
     options: Options
-    judge: Judge
     patches: dict[str, Any]
     graphs: list[CapturedGraph] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
@@ -74,7 +71,7 @@ class Recorder:
         """In the place of Inductor's code generation."""
         is_inference = bool(kwargs.get("is_inference", False))
         phase: Phase = "backward" if kwargs.get("is_backward") else "inference" if is_inference else "forward"
-        watched = _WatchedPass(self.options, self.judge, phase)
+        watched = _WatchedPass(self.options, phase)
         view_to_reshape(gm)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             fake_mode = inductor.fake_tensor_prop(gm, example_inputs)
@@ -89,8 +86,8 @@ class Recorder:
 class _WatchedPass(FusionPass):
     """The fusion pass with a look at the graph before it."""
 
-    def __init__(self, options: Options, judge: Judge, phase: Phase) -> None:
-        super().__init__(options, judge)
+    def __init__(self, options: Options, phase: Phase) -> None:
+        super().__init__(options)
         self.captured: list[CapturedGraph] = []
         self._phase = phase
         self._before = self._normalised = GraphView(nodes=())
@@ -148,13 +145,13 @@ def _number(size: int | torch.SymInt) -> int:
     return size if isinstance(size, int) else int(size.node.hint)
 
 
-def recorder(options: dict[str, Any] | None, mode: str | None, judge_of: Callable[[Options], Judge]) -> Recorder:
+def recorder(options: dict[str, Any] | None, mode: str | None) -> Recorder:
     """A recorder for what `torch.compile(options=..., mode=...)` would be given.
 
     Raises: OptionError.
     """
     ours, theirs = split_options(options)
-    return Recorder(options=ours, judge=judge_of(ours), patches=inductor_patches(theirs, mode))
+    return Recorder(options=ours, patches=inductor_patches(theirs, mode))
 
 
 def compile_and_run(

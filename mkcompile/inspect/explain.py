@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 
-from mkcompile.config import Options
 from mkcompile.inspect import boundaries, breaks, capture, offline, timeline
 from mkcompile.inspect.capture import Recorder
 from mkcompile.inspect.collect import rows_of
 from mkcompile.inspect.predict import Planner, planner_for
 from mkcompile.inspect.report import NO_COLLECTIVE, Extrapolation, Report
-from mkcompile.passes.fuse import Judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +45,10 @@ def explain(
 def explain_request(request: Request) -> Report:
     """As `explain`, with everything in one struct."""
     started = time.perf_counter()
-    planners: list[Planner] = []
-
-    def judge_of(options: Options) -> Judge:
-        planners.append(planner_for(options))
-        return planners[0].judge
-
-    record = capture.recorder(request.options, request.mode, judge_of)
+    record = capture.recorder(request.options, request.mode)
+    planner = planner_for(record.options)
     _run(record, request)
-    report = _report(record, request, planners[0])
+    report = _report(record, request, planner)
     return replace(report, capture_s=time.perf_counter() - started)
 
 
@@ -87,7 +80,7 @@ def _report(record: Recorder, request: Request, planner: Planner) -> Report:
         collectives=rows.collectives,
         graphs=rows.graphs,
         breaks=tuple(found),
-        timelines=timeline.predict(rows.graphs, rows.collectives, planner.topology) if planner.topology else None,
+        timelines=timeline.predict(rows.graphs, rows.collectives, planner.topology),
         notes=(NO_COLLECTIVE,) if nothing else tuple(boundaries.notes_on(rows.collectives, rows.graphs)),
     )
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from mkcompile.config import Options
 from mkcompile.ops.problem import Problem
-from mkcompile.passes.fuse import Judge, fuse_all
-from mkcompile.passes.reason import Reason
 from mkcompile.plan.decide import Policy
-from mkcompile.plan.judge import judge_for, predict
-from mkcompile.plan.plan import Refusal
-from mkcompile.plan.topology import Topology, preset
+from mkcompile.plan.judge import predict
+from mkcompile.plan.topology import Topology
+from mkcompile.runtime.machine import PROBE, policy_of, topology_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,45 +38,30 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
-    """The judge that the pass is given, the predictor for the report, and the machine that both think of.
+    """The machine and the policy that the backend's pass decides by."""
 
-    `topology` is None where nothing is predicted: the operators run as their reference.
-    """
-
-    judge: Judge
-    predict: Callable[[Problem], Estimate | None]
-    topology: Topology | None
+    topology: Topology
+    policy: Policy
+    rehearsed: bool
 
     @property
     def machine(self) -> str:
-        """The topology's name."""
-        return self.topology.name if self.topology else "this machine, no CUDA"
+        """The topology's name, and whether it stands for a machine that is not here."""
+        return f"{self.topology.name} (rehearsed: no CUDA here)" if self.rehearsed else self.topology.name
+
+    def predict(self, problem: Problem) -> Estimate:
+        """The planner's prediction for one problem."""
+        return estimate(problem, self.topology, self.policy)
 
 
 def planner_for(options: Options) -> Planner:
-    """The planner for the machine that the options name."""
-    topology = _topology(options.topology)
-    if topology is None:
-        return Planner(judge=fuse_all, predict=lambda problem: None, topology=None)
-    policy = Policy(fuse=options.fuse)
-    decide = judge_for(topology, policy)
-
-    def judge(problem: Problem) -> float | Reason:
-        verdict = decide(problem)
-        return reason_for(verdict) if isinstance(verdict, Refusal) else verdict
-
-    return Planner(judge=judge, predict=lambda problem: estimate(problem, topology, policy), topology=topology)
-
-
-def _topology(name: str) -> Topology | None:
-    if name != "probe":
-        return preset(name)
-    return None if not torch.cuda.is_available() else preset("2xh200")
-
-
-def reason_for(refusal: Refusal) -> Reason:
-    """The pass's reason for the planner's refusal."""
-    return Reason.__members__.get(refusal.name, Reason.NO_GAIN)
+    """What the backend plans by under these options. Raises: OptionError for an unknown topology."""
+    name = options.topology
+    return Planner(
+        topology=topology_of(name),
+        policy=replace(policy_of(name), fuse=options.fuse),
+        rehearsed=name == PROBE and not torch.cuda.is_available(),
+    )
 
 
 def estimate(problem: Problem, topology: Topology, policy: Policy) -> Estimate:

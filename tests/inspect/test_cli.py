@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,11 +13,12 @@ from mkcompile.inspect import cli
 from mkcompile.inspect.commands import delegated
 
 BY_HAND = "tests.inspect.models:by_hand"
+ALWAYS = ("--option", "mkernel.fuse=always")
 
 
 def test_explain_prints_json_and_writes_a_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    assert cli.main(["explain", BY_HAND, "--world", "4", "--json", "--html", str(page)]) == 0
+    assert cli.main(["explain", BY_HAND, "--world", "4", "--json", "--html", str(page), *ALWAYS]) == 0
     out = capsys.readouterr().out
     values = json.loads(out)
     assert values["collectives"][0]["operator"] == "gemm_all_reduce"
@@ -63,7 +63,7 @@ def test_values_are_json_where_they_can_be() -> None:
 def test_a_missing_command_says_what_it_needs(
     one: delegated.Delegated, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(delegated, "present", lambda module: False)
+    monkeypatch.setattr(delegated, "main_of", lambda module: None)
     assert cli.main([one.name, "--its-own", "arguments"]) == delegated.MISSING
     assert one.needs.split()[0] in capsys.readouterr().err
 
@@ -75,10 +75,16 @@ def test_a_delegated_command_gets_its_arguments_and_gives_its_status(monkeypatch
         seen.append(arguments)
         return 7
 
-    monkeypatch.setattr(delegated, "present", lambda module: True)
-    monkeypatch.setattr(delegated, "import_module", lambda module: SimpleNamespace(main=run))
+    monkeypatch.setattr(delegated, "main_of", lambda module: run)
     assert cli.main(["bench", "ops", "--json", "-n", "3"]) == 7
     assert seen == [["ops", "--json", "-n", "3"]]
+
+
+def test_only_modules_with_a_command_count() -> None:
+    assert delegated.main_of("mkcompile.no_such_module") is None
+    assert delegated.main_of("no_such_package.module") is None
+    assert delegated.main_of("mkcompile.errors") is None
+    assert delegated.main_of("mkcompile.demo") is not None
 
 
 def test_it_runs_as_a_module() -> None:

@@ -17,6 +17,8 @@ from mkcompile.inspect.report import NO_COLLECTIVE, Report
 from mkcompile.passes.reason import Reason
 from tests.inspect.models import Broken, ByHand, sequence_parallel_mlp, tensor_parallel_mlp
 
+ALWAYS = {"mkernel.fuse": "always"}
+
 
 def outcome(report: Report) -> list[tuple[str, str, str | None]]:
     return [(one.phase, one.kind, one.operator) for one in report.collectives]
@@ -82,7 +84,7 @@ def test_a_model_without_collectives_says_so() -> None:
 def test_real_weights_their_gradients_and_results_are_left_alone(world: None) -> None:
     model, x = ByHand(), torch.ones(4, 16)
     before = model.down.weight.detach().clone()
-    report = mkcompile.explain(model, x)
+    report = mkcompile.explain(model, x, options=ALWAYS)
     assert outcome(report)[0] == ("forward", "all_reduce", "gemm_all_reduce")
     assert torch.equal(model.down.weight, before) and model.down.weight.grad is None
 
@@ -149,7 +151,7 @@ def test_layers_are_extrapolated_from_two() -> None:
     assert report.extrapolation is not None and report.extrapolation.total.collectives == 80
 
 
-@pytest.mark.parametrize("name", ["sequence_parallel_block", "llama"])
+@pytest.mark.parametrize("name", ["sequence_parallel_block", pytest.param("llama", marks=pytest.mark.slow)])
 def test_a_70b_layer_is_planned_without_weights(name: str) -> None:
     if name == "llama":
         pytest.importorskip("transformers")

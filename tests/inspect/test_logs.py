@@ -18,7 +18,7 @@ from tests.inspect.models import by_hand
 
 with fake_world(4), torch.no_grad():
     model, args = by_hand()
-    mkcompile.explain(model, *args)
+    mkcompile.explain(model, *args, options={"mkernel.fuse": "always"})
 """
 
 
