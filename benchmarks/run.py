@@ -104,10 +104,8 @@ def worker(rank: int, options: argparse.Namespace) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29533", RANK=str(rank), WORLD_SIZE=str(options.world))
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
-    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
     assert dist.group.WORLD is not None
-    enable_symm_mem_for_group(dist.group.WORLD.group_name)
     arena = Arena(options.arena_mb << 20)
     link = measure_link()
     common = {
