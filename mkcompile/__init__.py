@@ -13,14 +13,14 @@ from mkcompile.config import Options
 from mkcompile.runtime.wiring import install
 
 if TYPE_CHECKING:
+    from mkcompile.backend import FusionPass
     from mkcompile.inspect.explain import explain
-    from mkcompile.passes.fusion_pass import FusionPass
 
 __version__ = "0.1.0"
 __all__ = ["FusionPass", "Options", "__version__", "explain", "ops"]
 
 # Loaded on first use: they import Inductor, which calls by hand do not need.
-_LAZY = {"FusionPass": "mkcompile.passes.fusion_pass", "explain": "mkcompile.inspect.explain"}
+_LAZY = {"FusionPass": "mkcompile.backend", "explain": "mkcompile.inspect.explain"}
 
 install()
 

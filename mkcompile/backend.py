@@ -19,11 +19,34 @@ from torch._inductor.compile_fx import compile_fx
 from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from mkcompile.config import option_names, settings, split_options
+from mkcompile.config import Options, option_names, settings, split_options
 from mkcompile.errors import OptionError
-from mkcompile.passes.fusion_pass import FusionPass
+from mkcompile.ops.problem import Problem
+from mkcompile.passes import fusion_pass
+from mkcompile.passes.judge import judge_for
+from mkcompile.passes.reason import Reason
+from mkcompile.runtime.machine import policy_of, topology_of
 
 HOOK = "post_grad_custom_pre_pass"
+
+
+class FusionPass(fusion_pass.FusionPass):
+    """The pass with the planner behind it: what the backend uses, and usable alone in another Inductor configuration.
+
+    `torch.compile(model, options={"post_grad_custom_pre_pass": mkcompile.FusionPass()})`, or
+    `torch._inductor.config.post_grad_custom_pre_pass = mkcompile.FusionPass()`, also before there is a process group.
+
+    Under `auto` a site is fused where the planner predicts a gain on the machine that `mkernel.topology` names: `probe`
+    is this host's GPUs, and without CUDA a rehearsal, which decides as for that many H200s. `always` fuses whatever is
+    legal, `never` nothing.
+    """
+
+    def __init__(self, options: Options | None = None) -> None:
+        self._machine = (options or Options()).topology
+        super().__init__(options, judge=self._judge_by_plan, facts=lambda: topology_of(self._machine).key())
+
+    def _judge_by_plan(self, problem: Problem) -> float | Reason:
+        return judge_for(topology_of(self._machine), policy_of(self._machine))(problem)
 
 
 class Chain(CustomGraphPass):
@@ -64,7 +87,7 @@ def inductor_patches(options: Mapping[str, Any], mode: str | None) -> dict[str, 
     return patches
 
 
-def with_pass(patches: Mapping[str, Any], fusion: FusionPass) -> dict[str, Any]:
+def with_pass(patches: Mapping[str, Any], fusion: CustomGraphPass) -> dict[str, Any]:
     """The settings with our pass behind whatever passes the user has in the same hook."""
     theirs = patches.get(HOOK, getattr(inductor_config, HOOK))
     if theirs is None:
@@ -84,6 +107,7 @@ def mkernel(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
     Raises: OptionError.
     """
     options, theirs = split_options(kwargs.get("options"))
+    topology_of(options.topology)  # a wrong name is an error here, and not in the middle of a pass
     patches = inductor_patches(theirs, kwargs.get("mode"))
     compiled: Callable[..., Any] = compile_fx(
         gm, example_inputs, config_patches=with_pass(patches, FusionPass(options))

@@ -80,6 +80,7 @@ class _Job:
     world_size: int
     directory: Path
     timeout_s: float
+    deadline: float
     group_timeout_s: float
     environment: Mapping[str, str]
     init_group: bool
@@ -90,14 +91,14 @@ def run_cases(
     world_size: int,
     *,
     timeout_s: float = 300.0,
-    group_timeout_s: float = 30.0,
+    group_timeout_s: float = 120.0,
     environment: Mapping[str, str] | None = None,
     init_group: bool = True,
 ) -> Outcomes:
     """Run every case on `world_size` gloo ranks, one process a rank for all cases.
 
     `timeout_s` ends the whole spawn: ranks still running are killed, and their cases fail with the stack they were in.
-    `group_timeout_s` is the process group's timeout. `environment` is set in the ranks before they run anything, but
+    `group_timeout_s` is the process group's timeout; a rank may be compiling for a while on a loaded machine. `environment` is set in the ranks before they run anything, but
     after torch is imported: right for MKCOMPILE_* and TORCHINDUCTOR_CACHE_DIR, too late for most of torch's own.
     """
     with tempfile.TemporaryDirectory(prefix="mkcompile-test-") as folder:
@@ -106,6 +107,7 @@ def run_cases(
             world_size=world_size,
             directory=Path(folder),
             timeout_s=timeout_s,
+            deadline=time.monotonic() + timeout_s,
             group_timeout_s=group_timeout_s,
             environment=environment or {},
             init_group=init_group,
@@ -126,11 +128,10 @@ def _run_ranks(job: _Job) -> list[int | None]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOAD))
     ranks = [context.Process(target=_rank_main, args=(rank, job), daemon=True) for rank in range(job.world_size)]
-    deadline = time.monotonic() + job.timeout_s
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(max(0.0, deadline - time.monotonic()) + 2.0)
+        process.join(max(0.0, job.deadline - time.monotonic()) + 2.0)
     exit_codes = [process.exitcode for process in ranks]
     for process in ranks:
         process.kill()
@@ -144,7 +145,7 @@ def _load(job: _Job, name: str, rank: int, exit_code: int | None) -> RankResult:
         result: RankResult = pickle.loads(path.read_bytes())
         return result
     stack = job.directory / f"stack.{rank}"
-    how = f"killed after {job.timeout_s} s" if exit_code is None else f"exit code {exit_code}"
+    how = f"exit code {exit_code}, {job.timeout_s} s were given"
     message = f"rank {rank} gave no result for {name!r} ({how})"
     text = stack.read_text() if stack.exists() else ""
     return RankResult(error=RankError(kind="NoResult", message=message, traceback=f"{message}\n{text}"))
@@ -157,7 +158,9 @@ def _result_path(job: _Job, name: str, rank: int) -> Path:
 def _rank_main(rank: int, job: _Job) -> None:
     os.environ.update(job.environment)
     with (job.directory / f"stack.{rank}").open("w") as stack:
-        faulthandler.dump_traceback_later(job.timeout_s, exit=False, file=stack)
+        # one clock for all processes of a machine; the rank ends itself, should nobody be left to kill it
+        left_s = max(job.deadline - time.monotonic(), 1.0)
+        faulthandler.dump_traceback_later(left_s, exit=True, file=stack)
         for name, case in job.cases.items():
             started = time.monotonic()
             result = _run_one(case, rank, job, name)

@@ -46,7 +46,7 @@ def test_a_dead_rank_and_a_hang_are_reported() -> None:
     dead = run_cases({"dies": dies_on_one}, 2).errors("dies")
     assert dead[0] is None and dead[1] is not None and "exit code -9" in dead[1].message
     hung = run_cases({"hang": waits_for_ever}, 1, timeout_s=6.0).errors("hang")
-    assert hung[0] is not None and "killed" in hung[0].message and "waits_for_ever" in hung[0].traceback
+    assert hung[0] is not None and "6.0 s were given" in hung[0].message and "waits_for_ever" in hung[0].traceback
 
 
 def test_a_failed_rank_fails_the_case() -> None:

@@ -1,0 +1,27 @@
+"""The planner's verdict in the pass's words."""
+
+from __future__ import annotations
+
+from mkcompile.ops.problem import Problem
+from mkcompile.passes.fuse import Judge
+from mkcompile.passes.reason import Reason
+from mkcompile.plan import judge as planner
+from mkcompile.plan.decide import Policy
+from mkcompile.plan.plan import Refusal
+from mkcompile.plan.topology import Topology
+
+
+def judge_for(topology: Topology, policy: Policy) -> Judge:
+    """Seconds that fusing a problem is predicted to save on this machine, or the reason not to."""
+    decide = planner.judge_for(topology, policy)
+
+    def judge(problem: Problem) -> float | Reason:
+        verdict = decide(problem)
+        return reason_for(verdict) if isinstance(verdict, Refusal) else verdict
+
+    return judge
+
+
+def reason_for(refusal: Refusal) -> Reason:
+    """The reason of the same name; what only the planner distinguishes is no gain to the pass."""
+    return Reason.__members__.get(refusal.name, Reason.NO_GAIN)
