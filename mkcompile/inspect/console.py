@@ -9,7 +9,7 @@ from rich.text import Text
 
 from mkcompile.inspect.report import Report, Totals
 from mkcompile.inspect.rows import Collective
-from mkcompile.inspect.units import bytes_text, milliseconds, percent
+from mkcompile.inspect.units import bytes_text, percent, time_text
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -53,7 +53,7 @@ def _cells(one: Collective) -> list[str | Text]:
         f"{one.group} x{one.world_size or '?'}",
         f"{one.dtype}[{', '.join(one.shape)}]",
         became,
-        *map(milliseconds, times),
+        *map(time_text, times),
     ]
 
 
@@ -82,7 +82,7 @@ def totals_text(totals: Totals) -> str:
         f"{bytes_text(totals.sent_bytes)} sent by each rank"
     )
     if totals.step_unfused_s:
-        unfused, fused = milliseconds(totals.step_unfused_s), milliseconds(totals.step_fused_s)
+        unfused, fused = time_text(totals.step_unfused_s), time_text(totals.step_fused_s)
         saved = percent(totals.saving_s, totals.step_unfused_s)
         text += f"; predicted step {unfused} as it is, {fused} fused ({saved} saved)"
     return text

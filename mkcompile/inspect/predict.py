@@ -67,12 +67,13 @@ def planner_for(options: Options) -> Planner:
 def estimate(problem: Problem, topology: Topology, policy: Policy) -> Estimate:
     """The planner's prediction for one problem."""
     found = predict(problem, topology, policy)
-    plan = found.decision.plan
+    plan, detail = found.decision.plan, found.decision.detail
+    kept = "" if found.refusal is None else f"keep: {found.refusal.value}" + (f" ({detail})" if detail else "")
     return Estimate(
         unfused_s=found.unfused_s,
         fused_s=found.fused_s,
         ceiling_s=found.ceiling_s,
-        decision="fuse" if found.refusal is None else f"keep: {found.refusal.value}",
+        decision=kept or "fuse",
         plan=f"{plan.variant} {plan.tile}" if found.refusal is None else plan.variant,
         transport=plan.transport,
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 
-def milliseconds(seconds: float | None) -> str:
-    """`1.23 ms`, `45.6 us`; `-` for None."""
+def time_text(seconds: float | None) -> str:
+    """`1.23 ms`, `45.6 us`, `4.68 s`; `-` for None."""
     if seconds is None:
         return "-"
+    if abs(seconds) >= 1:
+        return f"{seconds:.2f} s"
     if abs(seconds) >= 1e-3 or seconds == 0:
         return f"{seconds * 1e3:.2f} ms"
     return f"{seconds * 1e6:.1f} us"

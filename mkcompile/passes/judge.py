@@ -23,5 +23,5 @@ def judge_for(topology: Topology, policy: Policy) -> Judge:
 
 
 def reason_for(refusal: Refusal) -> Reason:
-    """The reason of the same name; what only the planner distinguishes is no gain to the pass."""
-    return Reason.__members__.get(refusal.name, Reason.NO_GAIN)
+    """The reason of the same name; a group of one rank has another name here."""
+    return Reason.WORLD_SIZE_ONE if refusal is Refusal.ONE_RANK else Reason[refusal.name]

@@ -13,7 +13,7 @@ class Reason(Enum):
         "no GEMM feeds or follows this collective, so there is nothing to overlap it with; "
         "nothing to do unless a matmul was expected here"
     )
-    REDUCE_OP = "only sum and avg can be fused; other reductions stay as they are"
+    REDUCE_OP = "only sum and avg can be fused; reduce with one of them if the model allows it"
     WORLD_SIZE_ONE = "the group has one rank, so there is nothing to communicate; drop the parallelism for this axis"
     GROUP_IS_NODE = (
         "the process group is a value of the graph and not a name; "
@@ -21,8 +21,33 @@ class Reason(Enum):
     )
     POLICY_NEVER = "mkernel.fuse is 'never'; set it to 'auto' or 'always'"
     NO_GAIN = "the planner predicts no gain for this size; set mkernel.fuse='always' to fuse it all the same"
-    DTYPE = "this dtype can't be fused; use bfloat16, float16 or float32"
-    PRODUCT_USED_ELSEWHERE = "the product before the reduction is used elsewhere, so it has to exist unreduced"
+    DTYPE = (
+        "no fused kernel takes this dtype; use bfloat16 or float16 "
+        "(with mkernel.fuse='always' float32 runs as its reference, no faster)"
+    )
+    TINY_PAYLOAD = (
+        "the payload is so small that signalling costs more than the overlap saves; "
+        "batch more tokens, or set mkernel.fuse='always'"
+    )
+    REPLICATED_INPUT = "every rank holds the same input, so each would do all of the work; shard the input"
+    LAYOUT = (
+        "no kernel takes these weights; make n and k multiples of 8, "
+        "and give all weights of one site one layout, [n, k] or [k, n]"
+    )
+    SHAPE = "no kernel takes this shape; make the rows divisible by the ranks, and scatter or gather rows, not columns"
+    NO_P2P = (
+        "GPUs of this group can't reach each other's memory; `python -m mkcompile doctor` shows which, and what to do"
+    )
+    NO_NETWORK_KERNEL = (
+        "the group spans nodes and there is no fused kernel for that; keep this axis of parallelism inside a node"
+    )
+    NO_KERNEL = (
+        "there is no fused kernel for this operator on this GPU; `python -m mkcompile doctor` says what it needs"
+    )
+    PRODUCT_USED_ELSEWHERE = (
+        "the product before the reduction is used elsewhere, so it has to exist unreduced; "
+        "use the collective's result there, if that is what was meant"
+    )
     OP_BETWEEN = (
         "an operation between the product and the reduction does not commute with the reduction; "
         "apply it after the collective if the result may change so"
@@ -87,7 +112,7 @@ class Reason(Enum):
         "the GEMMs of this site depend on each other through other nodes; fusing them would make a cycle; "
         "compute the weights before the collective"
     )
-    OVERLAPS_BETTER_SITE = "part of it belongs to another site whose predicted saving is larger"
+    OVERLAPS_BETTER_SITE = "part of it belongs to another site whose predicted saving is larger; nothing to do"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

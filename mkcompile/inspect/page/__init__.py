@@ -27,6 +27,6 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["ms"] = units.milliseconds
+    environment.filters["ms"] = units.time_text
     environment.filters["bytes"] = units.bytes_text
     return environment.get_template("report.html").render(page=page)

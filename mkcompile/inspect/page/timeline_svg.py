@@ -8,7 +8,7 @@ from math import floor, log10
 from markupsafe import Markup
 
 from mkcompile.inspect.timeline import Bar, Timeline, Timelines
-from mkcompile.inspect.units import milliseconds
+from mkcompile.inspect.units import time_text
 
 WIDTH, LEFT, RIGHT, LANE, GROUP, TOP = 1180.0, 86.0, 66.0, 26.0, 92.0, 18.0
 _LEAST_PIXELS = 0.35
@@ -55,7 +55,7 @@ def _frame(name: str, one: Timeline, top: float, scale: float) -> Iterator[Marku
             LEFT, y, WIDTH - LEFT - RIGHT, LANE - 2
         )
     yield Markup('<text class="end" x="{:.1f}" y="{:.0f}">{}</text>').format(
-        LEFT + one.end_s * scale + 6, top + 14 + LANE + 4, milliseconds(one.end_s)
+        LEFT + one.end_s * scale + 6, top + 14 + LANE + 4, time_text(one.end_s)
     )
 
 
@@ -85,7 +85,7 @@ def _bars(one: Timeline, operator_of: Mapping[int, str], top: float, scale: floa
             y,
             max(width - 0.6, _LEAST_PIXELS),
             height,
-            f"{bar.node}: {milliseconds(bar.end_s - bar.start_s)}",
+            f"{bar.node}: {time_text(bar.end_s - bar.start_s)}",
         )
 
 

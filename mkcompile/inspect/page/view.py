@@ -12,7 +12,7 @@ from mkcompile.inspect.page.neighbourhood import around
 from mkcompile.inspect.page.timeline_svg import draw_timelines
 from mkcompile.inspect.report import Report, Totals
 from mkcompile.inspect.rows import Collective, GraphPair
-from mkcompile.inspect.units import bytes_text, milliseconds, percent
+from mkcompile.inspect.units import bytes_text, percent, time_text
 
 # Drawings of more sites than this make a page that no browser likes; the rest is in the tables.
 MOST_DRAWN = 60
@@ -112,10 +112,10 @@ def _tiles(report: Report) -> list[Tile]:
         Tile(value=bytes_text(totals.sent_bytes), label="sent by each rank", note="one step, at least"),
     ]
     if totals.step_unfused_s:
-        step = f"{milliseconds(totals.step_unfused_s)} → {milliseconds(totals.step_fused_s)}"
+        step = f"{time_text(totals.step_unfused_s)} → {time_text(totals.step_fused_s)}"
         tiles.append(Tile(value=percent(totals.saving_s, totals.step_unfused_s), label="of the step saved", note=step))
-        sites = f"{milliseconds(totals.unfused_s)} → {milliseconds(totals.fused_s)}"
-        saved = milliseconds(totals.unfused_s - totals.fused_s)
+        sites = f"{time_text(totals.unfused_s)} → {time_text(totals.fused_s)}"
+        saved = time_text(totals.unfused_s - totals.fused_s)
         tiles.append(Tile(value=saved, label="saved at the fused sites", note=sites))
     return tiles
 
