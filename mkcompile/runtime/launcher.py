@@ -130,7 +130,10 @@ class Launcher:
         """The group's state; a new one where the name belongs to another group than before. Collective when new."""
         process_group = groups.find(name)
         found = self._groups.get((name, device))
-        if found is None or found.workspace.exchange.group() is not process_group:
+        if found is not None and found.workspace.exchange.group() is not process_group:
+            self._forget(found)
+            found = None
+        if found is None:
             exchange = Exchange(process_group, f"launch/{device.type}", settings().timeout_s)
             obstacle = self._platform.obstacle(exchange, device)
             if obstacle:
@@ -143,6 +146,13 @@ class Launcher:
             )
             found = self._groups[name, device] = Group(obstacle=obstacle, workspace=workspace)
         return found
+
+    def _forget(self, group: Group) -> None:
+        """The process group has ended; another one has its name."""
+        gone = [key for key, one in self._operations.items() if isinstance(one, Operation) and one.group is group]
+        for key in gone:
+            del self._operations[key]
+        group.workspace.close()
 
     def _fault_board(self, device: torch.device) -> FaultBoard:
         if self._board is None:

@@ -57,7 +57,7 @@ class CudaPlatform:
 
     def is_current(self, device: torch.device) -> bool:
         """Is it the calling thread's device?"""
-        return torch.cuda.current_device() == device.index
+        return torch._C._cuda_getDevice() == device.index
 
     def is_capturing(self) -> bool:
         """Is the current stream part of a capture?"""

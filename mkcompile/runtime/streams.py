@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 
+from mkcompile.errors import UnsupportedDeviceError
 from mkcompile.runtime import driver
 
 _DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _CAPTURE_ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
+# The newest form of the call comes first; `outputs` are its pointers after the stream.
+_CAPTURE_INFO = (("cuStreamGetCaptureInfo_v3", 6), ("cuStreamGetCaptureInfo_v2", 5))
 
 
 def _function(name: str, *argument_types: Any) -> Any:
@@ -20,6 +23,16 @@ def _function(name: str, *argument_types: Any) -> Any:
     return found
 
 
+def _capture_function() -> tuple[Any, tuple[None, ...]]:
+    """The call and the pointers after status and id that it is given as null."""
+    for name, outputs in _CAPTURE_INFO:
+        try:
+            return _function(name, *(ctypes.c_void_p,) * (outputs + 1)), (None,) * (outputs - 2)
+        except AttributeError:
+            continue
+    raise UnsupportedDeviceError("the CUDA driver is too old to tell of captures; it must support CUDA 12 or newer")
+
+
 class DriverStreams:
     """Streams and events of one device, which must be current in the calling thread."""
 
@@ -27,8 +40,7 @@ class DriverStreams:
         self._create = _function("cuEventCreate", ctypes.c_void_p, ctypes.c_uint)
         self._record = _function("cuEventRecord", ctypes.c_void_p, ctypes.c_void_p)
         self._wait = _function("cuStreamWaitEvent", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
-        pointers = (ctypes.c_void_p,) * 5
-        self._capture = _function("cuStreamGetCaptureInfo_v2", ctypes.c_void_p, *pointers)
+        self._capture, self._rest = _capture_function()
         self._status = ctypes.c_int()
         self._id = ctypes.c_uint64()
         self._status_address = ctypes.addressof(self._status)
@@ -58,7 +70,7 @@ class DriverStreams:
         """
         if not torch.cuda.is_current_stream_capturing():
             return 0
-        code = self._capture(stream, self._status_address, self._id_address, None, None, None)
+        code = self._capture(stream, self._status_address, self._id_address, *self._rest)
         if code:
             driver.check("cuStreamGetCaptureInfo", code)
         return self._id.value if self._status.value == _CAPTURE_ACTIVE else 0

@@ -73,8 +73,10 @@ class TorchBacking:
                 handle = symm_mem.rendezvous(memory, self._group)  # type: ignore[arg-type]
             except RuntimeError as error:
                 raise UnsupportedDeviceError(_first_line(error)) from error
+        # the tensor's own place in the block, the same on every rank
+        offset_bytes = memory.data_ptr() - handle.buffer_ptrs[handle.rank]
         return SymmetricBuffer(
-            addresses=tuple(handle.buffer_ptrs),
+            addresses=tuple(address + offset_bytes if address else 0 for address in handle.buffer_ptrs),
             size_bytes=memory.numel(),
             multicast=handle.multicast_ptr,
             keep=(handle, memory),

@@ -1,13 +1,20 @@
-"""Compile kernels ahead of their first use, in as many processes as asked for."""
+"""`python -m mkcompile warmup`: compile kernels ahead of their first use. Needs NVRTC, but no GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import argparse
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
+from rich.console import Console
+
+from mkcompile.config import settings
+from mkcompile.errors import CompileError, UnsupportedDeviceError
 from mkcompile.runtime.kernel import CompiledKernel, compile_kernel
-from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.kernel_config import KernelConfig, all_configs
 
 
 def warm_up(configs: Iterable[KernelConfig], num_processes: int) -> Iterator[CompiledKernel]:
@@ -18,3 +25,48 @@ def warm_up(configs: Iterable[KernelConfig], num_processes: int) -> Iterator[Com
     context = get_context("spawn")
     with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
         yield from pool.map(compile_kernel, configs, chunksize=1)
+
+
+def launched_configs(dtypes: Sequence[str], layouts: Sequence[str]) -> list[KernelConfig]:
+    """What the launcher asks for: the reducing operators in every tile, with and without a bias."""
+    return [
+        config
+        for config in all_configs()
+        if config.reduces and config.broadcast != "direct"
+        if config.dtype in dtypes and config.weight_layout in layouts
+    ]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mkcompile warmup", description="Compile kernels ahead of their first use.")
+    parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=("bfloat16", "float16"))
+    parser.add_argument("--layout", nargs="+", default=["nk", "kn"], choices=("nk", "kn"), help="of the weights")
+    parser.add_argument("--all", action="store_true", help="every kernel there is, also those for tests and benchmarks")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile at once")
+    parser.add_argument("--list", action="store_true", help="name the kernels and compile none")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 where all compiled, 1 where one did not, 2 where there is no compiler."""
+    chosen = _parser().parse_args(arguments)
+    configs = all_configs() if chosen.all else launched_configs(chosen.dtype, chosen.layout)
+    console = Console()
+    if chosen.list:
+        for config in configs:
+            console.print(config.name)
+        return 0
+    started = time.monotonic()
+    try:
+        for number, kernel in enumerate(warm_up(configs, max(1, chosen.jobs)), start=1):
+            console.print(
+                f"{number:4} of {len(configs)}  {kernel.config.name}  {kernel.cubin.resources.registers} registers"
+            )
+    except UnsupportedDeviceError as error:
+        Console(stderr=True).print(f"[red]{error}[/red]")
+        return 2
+    except CompileError as error:
+        Console(stderr=True).print(f"[red]{error}[/red]")
+        return 1
+    console.print(f"{len(configs)} kernels in {settings().cache_dir / 'kernels'}, {time.monotonic() - started:.1f} s")
+    return 0

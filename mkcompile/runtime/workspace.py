@@ -115,6 +115,12 @@ class GroupWorkspace:
         current.captured = current.captured or capturing
         return current
 
+    def close(self) -> None:
+        """The group is gone: give everything back but what captured graphs may use."""
+        old, self.current = self.current, None
+        if old is not None:
+            self._retire(old)
+
     def peers(self, workspace: Workspace) -> PeerTable:
         """The ranks as a launch sees them."""
         return PeerTable(
@@ -140,6 +146,6 @@ class GroupWorkspace:
         if old.captured:
             self._kept.append(old)
             return
-        # The ranks have all come to this call, so what this rank's device still does can end without them.
+        # The ranks have come to the same call or the group has ended: what the device still does can end by itself.
         self.backing.settle()
         self.board.release(old.slot)

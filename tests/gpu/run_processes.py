@@ -32,7 +32,8 @@ WORLD_SIZE = 2
 class Family:
     """Cases that share a pair of processes. `module` has `CASES`; `only` takes some of them.
 
-    Units: seconds; `timeout_s` is the process group's. `may_die`: ranks that a case ends on purpose. `on_cpu`: cases that also run without GPUs, unfused.
+    Units: seconds; `timeout_s` is the process group's. `may_die`: ranks that a case ends on purpose. `on_cpu`: cases
+    that also run without GPUs, unfused.
     """
 
     module: str

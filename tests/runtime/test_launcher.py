@@ -173,6 +173,16 @@ def test_a_group_that_can_not_launch_runs_unfused(platform: FakePlatform, fake_d
         assert launcher(all_reduce()) is not None, "another group of the same name is asked anew"
 
 
+def test_a_group_that_ended_gives_its_memory_back(platform: FakePlatform, fake_driver: FakeDriver) -> None:
+    launcher = Launcher(platform)
+    for _ in range(20):  # more lives than there are fault reports
+        with lone_group():
+            assert launcher(all_reduce()) is not None
+            assert launcher(all_reduce(m=64)) is not None
+    assert launcher.held_bytes() == platform.backing_of_group.allocated_bytes[-1]
+    assert platform.backing_of_group.settled == 19
+
+
 def test_launches_on_several_streams_form_one_chain(launcher: Launcher, platform: FakePlatform) -> None:
     log = platform.fake_streams.log
     for stream in (7, 7, 9, 7):
