@@ -12,7 +12,7 @@ from mkcompile.ops.problem import Problem
 from mkcompile.passes import normalise
 from mkcompile.passes.choose import Candidate, choose
 from mkcompile.passes.finders import finders
-from mkcompile.passes.graph import collectives, erase_with_waits, shape_of
+from mkcompile.passes.graph import collectives, erase_dead, erase_with_waits, shape_of
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.rewrite import Rewriter
 from mkcompile.passes.site import Match, Refusal, Site
@@ -69,7 +69,7 @@ def erase_unused(graph: fx.Graph, replaced: Sequence[fx.Node]) -> None:
         for collective in reversed(replaced):
             if not collective._erased:
                 erase_with_waits(graph, collective)
-        graph.eliminate_dead_code()
+        erase_dead(graph)
 
 
 def _find(nodes: list[fx.Node]) -> _Findings:

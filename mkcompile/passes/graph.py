@@ -103,6 +103,13 @@ def erase_with_waits(graph: fx.Graph, node: fx.Node) -> None:
         graph.erase_node(node)
 
 
+def erase_dead(graph: fx.Graph) -> None:
+    """Erase calls without effect that nothing uses. (torch's own elimination checks the whole graph each time.)"""
+    for node in reversed(graph.nodes):
+        if not node.users and node.op == "call_function" and not node.is_impure():
+            graph.erase_node(node)
+
+
 def inputs_of(call_args: Iterable[Any]) -> Iterator[fx.Node]:
     """All nodes in (nested) arguments."""
     for arg in call_args:

@@ -6,20 +6,16 @@ from collections.abc import Callable
 
 from torch import fx
 
+from mkcompile.passes.graph import erase_dead
 from mkcompile.passes.normalise_duplicates import fold_nested_waits, merge_duplicates
 from mkcompile.passes.normalise_gemms import single_batches_to_mm, unit_permutes_to_views, unscale_addends
 from mkcompile.passes.normalise_sizes import sizes_from_inputs
 from mkcompile.passes.normalise_sums import fold_sums
 
-
-def eliminate_dead(graph: fx.Graph) -> None:
-    """Dead readers would look as if a value were needed elsewhere."""
-    graph.eliminate_dead_code()
-
-
-# In order: what is shared shows only after merging, and sums fold only where their parts have one form.
+# In order. Dead readers go first and last: they look as if a value were needed elsewhere. What is shared shows only
+# after merging, and sums fold only where their parts have one form.
 STEPS: tuple[Callable[[fx.Graph], None], ...] = (
-    eliminate_dead,
+    erase_dead,
     sizes_from_inputs,
     fold_nested_waits,
     merge_duplicates,
@@ -27,7 +23,7 @@ STEPS: tuple[Callable[[fx.Graph], None], ...] = (
     single_batches_to_mm,
     fold_sums,
     unscale_addends,
-    eliminate_dead,
+    erase_dead,
 )
 
 

@@ -9,16 +9,21 @@ from torch import fx
 from mkcompile.passes.gemm import is_scale, reaches_gemm
 from mkcompile.passes.graph import (
     ALL_REDUCE,
+    GEMMS,
     REDUCE_SCATTER,
     VIEWS,
+    WAIT,
     adds,
     aten,
     is_call,
     only_user,
+    peel,
     shape_of,
     value,
 )
 from mkcompile.passes.scatter import SPLITS
+
+PRODUCTS = (*GEMMS, aten.bmm.default)
 
 
 def single_batches_to_mm(graph: fx.Graph) -> None:
@@ -41,6 +46,8 @@ def unit_permutes_to_views(graph: fx.Graph) -> None:
         source, order = permute.args[:2]
         shape = shape_of(source)
         order = [int(dim) % len(shape) for dim in order]
+        if not _is_near_product(permute):
+            continue
         units = [dim for dim, size in enumerate(shape) if isinstance(size, int) and size == 1]
         rest = [dim for dim in order if dim not in units]
         if not units or rest != sorted(rest) or any(user.op == "output" for user in permute.users):
@@ -52,6 +59,14 @@ def unit_permutes_to_views(graph: fx.Graph) -> None:
                     node = add_node(graph, aten.unsqueeze.default, node, place)
         permute.replace_all_uses_with(node)
         graph.erase_node(permute)
+
+
+def _is_near_product(permute: fx.Node) -> bool:
+    """Between a product and what surrounds it; elsewhere it disturbs nothing."""
+    if is_call(peel(permute.args[0]), (*PRODUCTS, *WAIT)):  # type: ignore[arg-type]
+        return True
+    readers = [user for one in permute.users for user in (one.users if is_call(one, VIEWS) else [one])]
+    return any(is_call(user, (*PRODUCTS, *ALL_REDUCE, *REDUCE_SCATTER, *SPLITS)) for user in readers)
 
 
 def unscale_addends(graph: fx.Graph) -> None:
