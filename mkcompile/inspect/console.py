@@ -37,14 +37,18 @@ def _table(report: Report) -> Table:
     table.add_column("became", style="green")
     for name in ("unfused", "fused", "ceiling"):
         table.add_column(name, justify="right")
+    tuned = any(one.estimate and one.estimate.measured_fused_s is not None for one in report.collectives)
+    if tuned:
+        table.add_column("measured", justify="right")
     for one in report.collectives:
-        table.add_row(*_cells(one))
+        table.add_row(*_cells(one, tuned=tuned))
     return table
 
 
-def _cells(one: Collective) -> list[str | Text]:
+def _cells(one: Collective, *, tuned: bool) -> list[str | Text]:
     became = Text(one.operator) if one.operator else Text(f"kept: {one.reason.name if one.reason else ''}", "yellow")
     estimate = one.estimate
+    measured = estimate.measured_fused_s if estimate else None
     times = (estimate.unfused_s, estimate.fused_s, estimate.ceiling_s) if estimate else (None, None, None)
     return [
         str(one.site),
@@ -54,6 +58,7 @@ def _cells(one: Collective) -> list[str | Text]:
         f"{one.dtype}[{', '.join(one.shape)}]",
         became,
         *map(time_text, times),
+        *([time_text(measured)] if tuned else []),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,7 +10,9 @@ import torch
 from mkcompile.config import Options
 from mkcompile.ops.problem import Problem
 from mkcompile.plan.decide import Policy
+from mkcompile.plan.disk import Measured, Results, load_results
 from mkcompile.plan.judge import predict
+from mkcompile.plan.table import entry_name
 from mkcompile.plan.topology import Topology
 from mkcompile.runtime.machine import PROBE, policy_of, topology_of
 
@@ -18,8 +21,8 @@ from mkcompile.runtime.machine import PROBE, policy_of, topology_of
 class Estimate:
     """Times of one site: as it is, fused, and the least that its GEMMs or its link alone would take.
 
-    Units: seconds. `fused_s` is None where no kernel takes the problem; `measured_s` the tuned time of the fused
-    operator, or None where it was not tuned.
+    Units: seconds. `fused_s` is None where no kernel takes the problem; the measured times are those of `tune` on the
+    same machine, None where it did not run.
     """
 
     unfused_s: float
@@ -28,7 +31,8 @@ class Estimate:
     decision: str
     plan: str
     transport: str
-    measured_s: float | None = None
+    measured_unfused_s: float | None = None
+    measured_fused_s: float | None = None
 
     @property
     def saving_s(self) -> float:
@@ -43,6 +47,7 @@ class Planner:
     topology: Topology
     policy: Policy
     rehearsed: bool
+    tuned: Results
 
     @property
     def machine(self) -> str:
@@ -51,17 +56,29 @@ class Planner:
 
     def predict(self, problem: Problem) -> Estimate:
         """The planner's prediction for one problem."""
-        return estimate(problem, self.topology, self.policy)
+        predicted = estimate(problem, self.topology, self.policy)
+        candidates = self.tuned.entries.get(entry_name(problem), {}).values() if problem.m else ()
+        return replace(
+            predicted,
+            measured_unfused_s=_fastest(one for one in candidates if not one.plan.fused),
+            measured_fused_s=_fastest(one for one in candidates if one.plan.fused),
+        )
 
 
 def planner_for(options: Options) -> Planner:
     """What the backend plans by under these options. Raises: OptionError for an unknown topology."""
     name = options.topology
+    topology = topology_of(name)
     return Planner(
-        topology=topology_of(name),
+        topology=topology,
+        tuned=load_results(topology),
         policy=replace(policy_of(name), fuse=options.fuse),
         rehearsed=name == PROBE and not torch.cuda.is_available(),
     )
+
+
+def _fastest(candidates: Iterable[Measured]) -> float | None:
+    return min((one.seconds for one in candidates if one.seconds is not None), default=None)
 
 
 def estimate(problem: Problem, topology: Topology, policy: Policy) -> Estimate:

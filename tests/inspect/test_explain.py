@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import mkcompile
+from mkcompile.config import Options
 from mkcompile.errors import GroupError, OptionError
 from mkcompile.inspect import examples
 from mkcompile.inspect.explain import Request, explain_layers, explain_request
@@ -51,6 +52,25 @@ def test_predictions_are_there_and_in_order(sequence_report: Report) -> None:
         assert 0 < one.estimate.fused_s < one.estimate.unfused_s
         assert one.estimate.decision == "fuse"
     assert sequence_report.totals.saving_s > 0
+
+
+def test_measured_times_are_shown_where_the_site_was_tuned(
+    sequence_report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mkcompile.inspect import predict
+    from mkcompile.plan.decide import decide, unfused_plan
+    from mkcompile.plan.disk import Measured, Results
+    from mkcompile.plan.table import entry_name
+
+    planner = predict.planner_for(Options(topology="8xh200"))
+    problem = sequence_report.collectives[0].problem
+    assert problem is not None and planner.predict(problem).measured_fused_s is None
+    tuned = Results()
+    tuned.add(entry_name(problem), Measured(plan=decide(problem, planner.topology).plan, seconds=0.25))
+    tuned.add(entry_name(problem), Measured(plan=unfused_plan(problem, planner.topology), seconds=0.5))
+    monkeypatch.setattr(predict, "load_results", lambda topology: tuned)
+    found = predict.planner_for(Options(topology="8xh200")).predict(problem)
+    assert (found.measured_unfused_s, found.measured_fused_s) == (0.5, 0.25)
 
 
 def test_nothing_is_fused_under_never_and_the_graph_stays(world: None) -> None:
