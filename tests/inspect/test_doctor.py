@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mkcompile.config import ForeignSettings, read_foreign_settings
+from mkcompile.config import ForeignSettings, Settings, read_foreign_settings
 from mkcompile.inspect import cli
 from mkcompile.inspect.doctor import gpus, network, software, storage, symmetric
 from mkcompile.inspect.doctor.check import Check, Diagnosis, Section
@@ -116,6 +116,18 @@ def test_an_old_torch_and_a_missing_driver() -> None:
     assert software.torch_version("3.0.0").status == "ok"
     assert software.cuda(FakeMachine(driver_version=None)).status == "missing"
     assert software.cuda(FakeMachine()).found == "torch for CUDA 13.0, driver 580.95"
+
+
+def test_kernels_that_a_setting_forbids() -> None:
+    assert software.kernels(Settings()).status == "ok"
+    assert "MKCOMPILE_KERNELS=0" in software.kernels(Settings(kernels=False)).found
+
+
+def test_kernels_run_only_where_all_that_they_need_is_there() -> None:
+    names = ("GPUs", "NVRTC", "peer access", "symmetric memory", "fused kernels")
+    checks = tuple(Check(name=name, status="ok", found="") for name in names)
+    assert Diagnosis(sections=(Section(title="a", checks=checks),)).can_run_kernels
+    assert not Diagnosis(sections=(Section(title="a", checks=checks[1:]),)).can_run_kernels
 
 
 def rank(code: str) -> list[str]:

@@ -52,5 +52,5 @@ class Diagnosis:
     @property
     def can_run_kernels(self) -> bool:
         """Can the fused kernels run here?"""
-        wanted = {"GPUs", "NVRTC", "peer access", "symmetric memory"}
-        return self.can_run and all(one.status == "ok" for one in self.checks if one.name in wanted)
+        wanted = {"GPUs", "NVRTC", "peer access", "symmetric memory", "fused kernels"}
+        return self.can_run and wanted == {one.name for one in self.checks if one.name in wanted and one.status == "ok"}

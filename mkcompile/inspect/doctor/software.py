@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from mkcompile.config import Settings, settings
 from mkcompile.inspect.doctor.check import Check, Section
 from mkcompile.inspect.doctor.machine import Machine
 
@@ -24,6 +25,7 @@ def section(machine: Machine) -> Section:
             cpp_compiler(),
             cuda(machine),
             nvrtc(),
+            kernels(settings()),
             transformers(),
         ),
     )
@@ -118,6 +120,17 @@ def nvrtc() -> Check:
         found=found,
         cost="fused kernels can't be compiled; operators run as ATen and NCCL calls",
         remedy="pip install 'mkcompile[cuda]' nvidia-cuda-nvrtc",
+    )
+
+
+def kernels(ours: Settings) -> Check:
+    """The setting that turns all fused kernels off."""
+    return Check(
+        name="fused kernels",
+        status="ok" if ours.kernels else "off",
+        found="allowed" if ours.kernels else "forbidden by MKCOMPILE_KERNELS=0",
+        cost="operators run as their reference, ATen and NCCL calls",
+        remedy="unset MKCOMPILE_KERNELS",
     )
 
 
