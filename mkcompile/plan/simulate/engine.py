@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-_DONE_S = 1e-15
+# Tasks that end this close together, relative to the jump, end at once.
+_TIE = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +93,14 @@ class _State:
             index: 1.0 / max([1.0, *(demand[resource] for resource in self.tasks[index].loads)])
             for index in self.running
         }
-        step = min(left / rates[index] for index, left in self.running.items())
+        needed = {index: left / rates[index] for index, left in self.running.items()}
+        step = min(needed.values())
         self.now += step
-        for index in list(self.running):
-            self.running[index] -= step * rates[index]
-            if self.running[index] <= max(_DONE_S, 1e-12 * self.tasks[index].seconds):
+        for index, alone in needed.items():
+            if alone <= step * (1 + _TIE):
                 del self.running[index]
                 self.busy.discard(self.tasks[index].stream)
                 self.ends[index], self.ended[index] = self.now, True
                 self.left -= 1
+            else:
+                self.running[index] -= step * rates[index]
