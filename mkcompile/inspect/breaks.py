@@ -100,9 +100,15 @@ def collect(endings: Iterable[Ending]) -> list[GraphBreak]:
             reason=_first_lines(reason.reason),
             gemm=gemm_before.get(id(reason), ""),
         )
+        if _is_wait_of_async(one) and any(other.at_collective for other in found.values()):
+            continue  # the consequence of a break that is listed
         if key not in found or (one.gemm and not found[key].gemm):
             found[key] = one
     return list(found.values())
+
+
+def _is_wait_of_async(one: GraphBreak) -> bool:
+    return "Work`" in one.reason
 
 
 def _first_lines(text: str) -> str:

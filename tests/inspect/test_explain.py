@@ -130,7 +130,7 @@ def test_meta_weights_stay_on_meta(world: None) -> None:
 def test_a_break_at_a_collective_names_line_gemm_and_remedy(world: None) -> None:
     report = mkcompile.explain(Broken(), torch.ones(4, 16))
     assert not report.collectives and not report.notes
-    (first, *_) = report.breaks
+    (first,) = report.breaks
     assert first.at_collective and first.gemm
     assert first.code == "work = dist.all_reduce(y_SD, async_op=True)" and first.file.endswith("models.py")
     assert "leave out async_op=True" in first.sentence and first.gemm in first.sentence

@@ -19,7 +19,7 @@ from mkcompile.inspect.page import write_html
 from mkcompile.inspect.page.align import align, blocks
 from mkcompile.inspect.page.layout import BOX_HEIGHT, BOX_WIDTH, place
 from mkcompile.inspect.page.neighbourhood import around
-from mkcompile.inspect.page.view import page_of
+from mkcompile.inspect.page.view import page_of, prose
 from mkcompile.inspect.report import Report
 from mkcompile.inspect.snapshot import GraphView, NodeView
 
@@ -99,6 +99,11 @@ def test_what_the_user_wrote_is_escaped(sequence_report: Report, tmp_path: Path)
 
     hostile = replace(sequence_report, model="<script>alert(1)</script>")
     assert "<script>alert" not in write_html(hostile, tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_backticks_become_code_and_the_rest_is_escaped() -> None:
+    assert prose("a `b<c>` d") == "A <code>b&lt;c&gt;</code> d."
+    assert prose("<i>") == "&lt;i&gt;."
 
 
 def test_a_browser_runs_the_page_and_draws_it(chromium: str, page_file: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mkcompile.inspect import units
-from mkcompile.inspect.page.view import Page, page_of
+from mkcompile.inspect.page.view import Page, page_of, prose
 from mkcompile.inspect.report import Report
 
 
@@ -28,5 +28,6 @@ def render(page: Page) -> str:
         lstrip_blocks=True,
     )
     environment.filters["ms"] = units.time_text
+    environment.filters["prose"] = prose
     environment.filters["bytes"] = units.bytes_text
     return environment.get_template("report.html").render(page=page)

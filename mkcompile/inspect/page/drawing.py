@@ -60,7 +60,7 @@ def _label(box: Box) -> str:
 
 
 def _value(box: Box) -> str:
-    return box.node.value or ("input" if box.node.role == "input" else box.node.name)
+    return box.node.value or {"input": "input", "fused": "several results"}.get(box.node.role, box.node.name)
 
 
 def _short(text: str, most: int) -> str:

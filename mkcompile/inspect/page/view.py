@@ -51,7 +51,7 @@ class SiteView:
     @property
     def why(self) -> str:
         """The whole sentence of a refusal."""
-        return sentence(self.head.why)
+        return self.head.why
 
     @property
     def head(self) -> Collective:
@@ -126,7 +126,7 @@ def _refused(report: Report) -> list[Refused]:
         assert row.reason is not None
         by_reason.setdefault(row.reason.name, []).append(row)
     groups = [
-        Refused(title=_title(name), sentence=sentence(rows[0].reason.value if rows[0].reason else ""), rows=tuple(rows))
+        Refused(title=_title(name), sentence=rows[0].reason.value if rows[0].reason else "", rows=tuple(rows))
         for name, rows in by_reason.items()
     ]
     return sorted(groups, key=lambda group: -len(group.rows))
@@ -138,9 +138,11 @@ def _title(name: str) -> str:
     return " ".join([words[0] if words[0] in _NAMES else words[0].capitalize(), *words[1:]])
 
 
-def sentence(text: str) -> str:
-    """With a capital and a full stop."""
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") or not text else ".")
+def prose(text: str) -> Markup:
+    """A sentence with its capital and full stop, and what stands in backticks as code."""
+    whole = text[:1].upper() + text[1:] + ("" if text.endswith(".") or not text else ".")
+    parts = whole.split("`")
+    return Markup("").join(Markup("<code>{}</code>").format(one) if i % 2 else one for i, one in enumerate(parts))
 
 
 def _site(report: Report, rows: list[Collective], *, drawn: bool) -> SiteView:
