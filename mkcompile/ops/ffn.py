@@ -159,6 +159,7 @@ class Ffn:
             reduce_op=self.reduce_op,
             activation=self.activation,
             gated=self.gated,
+            returns_gathered=bool(self.saved[0]),
             gathers=self.gather_dim >= 0,
             scatters=scattered,
         )

@@ -17,7 +17,8 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mkcompile.ops.collectives import ACTIVATIONS, activate
-from mkcompile.passes.graph import VIEWS, is_call, value
+from mkcompile.passes.graph import VIEWS, is_call, shape_of, value
+from mkcompile.passes.sizes import same_shape
 
 CASTS = (torch.ops.prims.convert_element_type.default,)
 MAX_NODES = 40
@@ -96,9 +97,8 @@ def _quantises(cast: fx.Node, source: fx.Node) -> bool:
 
 
 def _same_shape(node: fx.Node, other: fx.Node) -> bool:
-    """Equal shapes, so nothing is broadcast (symbolic sizes are compared as expressions)."""
-    val = other.meta.get("val")
-    return isinstance(val, Tensor) and [str(s) for s in val.shape] == [str(s) for s in value(node).shape]
+    """Equal shapes, so nothing is broadcast."""
+    return isinstance(other.meta.get("val"), Tensor) and same_shape(shape_of(other), shape_of(node))
 
 
 @cache
@@ -113,14 +113,19 @@ def _points() -> tuple[Tensor, Tensor]:
 def _names(function: Elementwise, variables: list[fx.Node]) -> list[str]:
     """The activations that the function equals at all points, with the leaves in this order."""
     with _disable_current_modes(), torch.no_grad():
-        points = _points()[: len(variables)]
-        found = _evaluate(function, dict(zip(variables, points, strict=True)))
-        gate, *up = points
-        return [] if found is None else [name for name in ACTIVATIONS if _close(found, _expected(name, gate, *up))]
+        found = _evaluate(function, dict(zip(variables, _points(), strict=False)))
+        if found is None:
+            return []
+        expected = _expected(is_gated=len(variables) == 2)
+        return [name for name, values in expected.items() if _close(found, values)]
 
 
-def _expected(name: str, gate: Tensor, up: Tensor | None = None) -> Tensor:
-    return activate(gate, name) if up is None else activate(gate, name) * up
+@cache
+def _expected(*, is_gated: bool) -> dict[str, Tensor]:
+    """All known activations at the points."""
+    gate, up = _points()
+    plain = {name: activate(gate, name) for name in ACTIVATIONS}
+    return {name: values * up for name, values in plain.items()} if is_gated else plain
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:

@@ -93,7 +93,8 @@ class Reason(Enum):
         "keep its output sharded if the next operation allows it"
     )
     PARAMETER_GATHER = (
-        "this gathers a parameter, as fully sharded data parallelism does, which prefetches it; nothing to do"
+        "what is gathered is an input of the graph and read as a weight, as under fully sharded data parallelism, "
+        "which prefetches it; nothing to do, unless it is no parameter: then make it inside the compiled function"
     )
     DEPENDENT_GEMMS = (
         "the other operand of every GEMM that reads the gathered tensor is itself made from that tensor; nothing to do"
