@@ -132,7 +132,8 @@ def test_transposed_and_sliced_weights_are_read_in_place(
 def test_an_operand_that_can_not_be_read_in_place_is_copied(launcher: Launcher, fake_driver: FakeDriver) -> None:
     misaligned = tensor(256, 72)[:, 4:68]
     transposed = tensor(64, 256).t()
-    for x_MK in (misaligned, transposed, tensor(1, 64).expand(256, 64)):
+    odd_rows = tensor(256, 68)[:, :64]
+    for x_MK in (misaligned, transposed, odd_rows, tensor(1, 64).expand(256, 64)):
         for _ in range(2):
             assert launcher(all_reduce(x=[x_MK])) is not None
             assert address_in(fake_driver.launches[-1].a[0]) not in (0, x_MK.data_ptr())
@@ -201,8 +202,10 @@ def test_a_capture_is_a_chain_of_its_own(launcher: Launcher, platform: FakePlatf
     launcher(all_reduce())
     platform.stream, streams.capturing = 9, 0
     launcher(all_reduce())
+    platform.stream, streams.capturing = 8, 42
+    launcher(all_reduce())
     assert streams.log == [
-        "record 1 on 7", "record 2 on 8", "9 waits 2", "record 2 on 9", "9 waits 1", "record 1 on 9"
+        "record 1 on 7", "record 2 on 8", "9 waits 2", "record 2 on 9", "9 waits 1", "record 1 on 9", "record 3 on 8"
     ]  # fmt: skip
 
 
@@ -229,6 +232,7 @@ def test_growth_retires_the_old_workspace_and_its_launches(
     assert backing.settled == 1 and launcher.held_bytes() == backing.allocated_bytes[1]
     launcher(small)
     assert fake_driver.launches[-1].region_bytes == fake_driver.launches[1].region_bytes, "it moved to the new one"
+    assert all(len(one.launches) == 1 for one in launcher._operations.values()), "and nothing refers to the old one"  # type: ignore[union-attr]
     assert len(backing.allocated_bytes) == 2
 
 
