@@ -77,12 +77,15 @@ def product(node: fx.Node) -> Product | Why:
     return Why(reason=Reason.NO_GEMM)
 
 
-def gemms_before(node: fx.Node, readers: Collection[fx.Node], *, keeps_places: bool = False) -> Gemms | Why:
+def gemms_before(
+    node: fx.Node, readers: Collection[fx.Node], *, keeps_places: bool = False, result: fx.Node | None = None
+) -> Gemms | Why:
     """The sum of GEMMs that `node`, the input of a reduction, is made of.
 
     `readers` are the nodes that may read `node` (the collective, or the split in front of it); any other reader, and
     any other reader of a node on the way, needs the unreduced product: PRODUCT_USED_ELSEWHERE. `keeps_places`: the
-    reduction leaves every element where it is (all-reduce), so that permutes may be applied after it, too.
+    reduction leaves every element where it is (all-reduce), so that permutes may be applied after it, too. `result`:
+    the reduced tensor; where all its readers cast it back, a widening cast in front of the reduction commutes.
     """
     chain: list[fx.Node] = []
     current = node
@@ -93,7 +96,7 @@ def gemms_before(node: fx.Node, readers: Collection[fx.Node], *, keeps_places: b
     terms = _Terms()
     why = terms.collect(current)
     if why is None:
-        why = _why_not_after(chain, terms) or _why_shared([*terms.covers, *chain], readers)
+        why = _why_not_after(chain, terms, result) or _why_shared([*terms.covers, *chain], readers)
     if why is not None:
         return why
     moves = any(is_call(one, PERMUTES) for one in chain)
@@ -102,7 +105,7 @@ def gemms_before(node: fx.Node, readers: Collection[fx.Node], *, keeps_places: b
         w=tuple(one.w for one in terms.products),
         bias=terms.bias,
         covers=(*terms.covers, *chain),
-        after=tuple(one for one in chain if moves or is_scale(one)),
+        after=tuple(one for one in chain if moves or is_scale(one) or is_call(one, CAST)),
     )
 
 
@@ -228,10 +231,11 @@ def is_scale(node: fx.Node) -> bool:
     return is_call(node, SCALES) and isinstance(node.args[0], fx.Node) and isinstance(node.args[1], (int, float))
 
 
-def _why_not_after(chain: list[fx.Node], terms: _Terms) -> Why | None:
-    """Scalings commute, except that a float16 sum may overflow without one that makes it smaller; casts don't."""
+def _why_not_after(chain: list[fx.Node], terms: _Terms, result: fx.Node | None) -> Why | None:
+    """Scalings commute, except that a float16 sum may overflow without one that makes it smaller."""
+    dtype = value(terms.products[0].node).dtype
     for node in chain:
-        if is_call(node, CAST):
+        if is_call(node, CAST) and not (result is not None and _is_undone(node, chain, dtype, result)):
             return Why(reason=Reason.CAST_BEFORE_REDUCTION, detail=node.name)
         if not is_scale(node):
             continue
@@ -239,9 +243,17 @@ def _why_not_after(chain: list[fx.Node], terms: _Terms) -> Why | None:
         shrinks = number > 1 if is_call(node, SCALES[2:]) else number < 1
         if shrinks and value(node).dtype == torch.float16:
             return Why(reason=Reason.SCALE_MAY_OVERFLOW, detail=node.name)
-        if value(node).dtype != value(terms.products[0].node).dtype or node.kwargs:
+        if value(node).dtype != dtype or node.kwargs:
             return Why(reason=Reason.OP_BETWEEN, detail=node.name)
     return None
+
+
+def _is_undone(cast: fx.Node, chain: list[fx.Node], dtype: torch.dtype, result: fx.Node) -> bool:
+    """Reduced in float32, read in the product's dtype: what operators do, which sum in float32 and round once."""
+    if cast.kwargs or value(cast).dtype != torch.float32 or any(is_scale(node) for node in chain):
+        return False
+    readers = [user for one in result.users for user in (one.users if is_call(one, VIEWS) else [one])]
+    return bool(readers) and all(is_call(user, CAST) and value(user).dtype == dtype for user in readers)
 
 
 def _why_shared(covers: list[fx.Node], readers: Collection[fx.Node]) -> Why | None:

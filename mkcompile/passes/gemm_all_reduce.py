@@ -21,7 +21,7 @@ def find(collective: fx.Node) -> Match | Refusal | None:
     if isinstance(reduction, Refusal):
         return reduction
     (source, *_) = collective.args
-    gemms = gemms_before(source, [collective], keeps_places=True)  # type: ignore[arg-type]
+    gemms = gemms_before(source, [collective], keeps_places=True, result=reduction.wait)  # type: ignore[arg-type]
     if isinstance(gemms, Why):
         return reduction.refuse(gemms)
     call = GemmAllReduce(

@@ -24,7 +24,7 @@ def find(collective: fx.Node) -> Match | Refusal | None:
     scatter = scatter_before(collective)
     if isinstance(scatter, Why):
         return reduction.refuse(scatter)
-    gemms = gemms_before(scatter.source, scatter.readers)
+    gemms = gemms_before(scatter.source, scatter.readers, result=reduction.wait)
     if isinstance(gemms, Why):
         return reduction.refuse(gemms)
     shape_and_dim = rows_or_columns(scatter, *gemms.shape)

@@ -227,6 +227,16 @@ def test_gradients_of_linears_that_share_an_input_become_one_all_reduce(num_line
     assert_same_values(backward, WORLD_SIZE)
 
 
+def reduced_in_float32(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return reduced((x @ w.t()).float()).reshape(-1, 16).bfloat16() + 1
+
+
+def test_a_cast_that_is_undone_after_the_reduction() -> None:
+    (graph,) = capture(reduced_in_float32, *inputs(torch.bfloat16))
+    assert graph.operators == FUSED
+    assert_same_values(graph, WORLD_SIZE)
+
+
 def test_rows_with_bfloat16() -> None:
     (graph,) = capture(with_bias, *inputs(torch.bfloat16))
     assert graph.operators == FUSED

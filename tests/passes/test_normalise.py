@@ -229,16 +229,22 @@ def test_bmm_of_more_batches_stays() -> None:
 
 def test_permute_of_unit_dimensions_becomes_views() -> None:
     def function(x: Tensor) -> Tensor:
-        return reduced(x.permute(2, 0, 3, 1) + 1)
+        return reduced(x.permute(2, 0, 3, 1))
 
     graph = normalised(function, torch.randn(4, 1, 1, 8))
     assert not graph.find_nodes(op="call_function", target=aten.permute.default)
 
 
-def test_permute_that_moves_something_stays() -> None:
-    def function(x: Tensor) -> Tensor:
-        return reduced(x.permute(2, 0, 1) + 1)
+def moves_something(x: Tensor) -> Tensor:
+    return reduced(x.permute(2, 0, 1))
 
+
+def far_from_products(x: Tensor) -> Tensor:
+    return reduced(x.permute(1, 0, 2) + 1)
+
+
+@pytest.mark.parametrize("function", [moves_something, far_from_products])
+def test_permutes_that_stay(function: Callable[..., object]) -> None:
     assert normalised(function, torch.randn(4, 1, 8)).find_nodes(op="call_function", target=aten.permute.default)
 
 
