@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
+import torch.distributed as dist
 
 from mkcompile.config import settings
 from mkcompile.errors import UnsupportedDeviceError
@@ -123,6 +124,9 @@ def compare_facts(exchange: Exchange, device: torch.device) -> str:
 
     Raises: PeerTimeoutError for ranks that do not come.
     """
+    group = exchange.group()
+    if group is not None and dist.get_backend(group) == "fake":
+        return "the group is a fake one: its other ranks do not exist"
     said = exchange.gather("devices", device_facts(device).to_json())
     return obstacle_of_group([DeviceFacts.from_json(text) for text in said], exchange.ranks)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mkcompile.errors import LaunchOrderError, PeerTimeoutError, WorkspaceError
+from mkcompile.errors import KernelFaultError, LaunchOrderError, PeerTimeoutError, WorkspaceError
 from mkcompile.ops.all_gather_gemm import AllGatherGemm
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
@@ -269,6 +269,13 @@ def test_a_workspace_found_in_use_is_an_order_error(launcher: Launcher, platform
     launcher(all_reduce())
     platform.report(0, op=1, rank=0, code=abi.LAUNCH_ORDER)
     with pytest.raises(LaunchOrderError, match="CUDA graph was replayed"):
+        launcher(all_reduce())
+
+
+def test_a_stall_inside_a_kernel_is_an_error_of_its_own(launcher: Launcher, platform: FakePlatform) -> None:
+    launcher(all_reduce())
+    platform.report(0, op=1, rank=0, role=1, block=17, seen=5, code=abi.LOCAL_STALL)
+    with pytest.raises(KernelFaultError, match="block 17 .compute. failed by itself"):
         launcher(all_reduce())
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from mkcompile.runtime.probe import DeviceFacts, local_topology, obstacle_of_group
+from mkcompile.runtime.exchange import Exchange
+from mkcompile.runtime.probe import DeviceFacts, compare_facts, local_topology, obstacle_of_group
+from tests.runtime.fakes import lone_group
 
 UUIDS = ("a", "b", "c")
 
@@ -63,9 +67,14 @@ def test_a_group_larger_than_the_peer_table_runs_unfused() -> None:
 
 
 def test_a_machine_without_gpus_is_the_cpu_preset() -> None:
-    import torch
-
     if torch.cuda.device_count() == 0:
         assert local_topology().name == "cpu"
     else:
         assert local_topology().gpu.num_sms == torch.cuda.get_device_properties(0).multi_processor_count
+
+
+def test_a_fake_group_is_not_waited_for() -> None:
+    with lone_group():
+        group = dist.group.WORLD
+        assert group is not None
+        assert "fake" in compare_facts(Exchange(group, "test"), torch.device("cpu"))
