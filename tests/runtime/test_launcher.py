@@ -275,7 +275,7 @@ def test_a_workspace_found_in_use_is_an_order_error(launcher: Launcher, platform
 def test_a_stall_inside_a_kernel_is_an_error_of_its_own(launcher: Launcher, platform: FakePlatform) -> None:
     launcher(all_reduce())
     platform.report(0, op=1, rank=0, role=1, block=17, seen=5, code=abi.LOCAL_STALL)
-    with pytest.raises(KernelFaultError, match="block 17 .compute. failed by itself"):
+    with pytest.raises(KernelFaultError, match="block 17"):
         launcher(all_reduce())
 
 
