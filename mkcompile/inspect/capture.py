@@ -18,6 +18,7 @@ from torch._inductor import compile_fx as inductor
 from torch._inductor import config as inductor_config
 from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 
 from mkcompile.backend import FusionPass, inductor_patches, with_pass
@@ -77,7 +78,8 @@ class Recorder:
             fake_mode = inductor.fake_tensor_prop(gm, example_inputs)
         results = [_result(one) for one in _outputs(gm)]
         patches = with_pass(self.patches, watched)
-        with V.set_fake_mode(fake_mode), inductor_config.patch(patches):
+        # Backward is compiled under the mode of meta weights that are stood in for; its graph has a mode of its own.
+        with unset_fake_temporarily(), V.set_fake_mode(fake_mode), inductor_config.patch(patches):
             inductor._recursive_post_grad_passes(gm, is_inference=is_inference)
         self.graphs.extend(watched.captured)
         return _answer(results)
