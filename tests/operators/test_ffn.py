@@ -13,17 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 from torch.nn import functional as nnf
 
 from mkcompile.ops.problem import Problem
-from mkcompile.passes import normalise
-from mkcompile.passes.ffn import find
-from mkcompile.passes.graph import collectives
 from mkcompile.passes.reason import Reason
-from mkcompile.passes.site import Match, Refusal, Site
+from mkcompile.passes.site import Site
 from tests.captured import Captured, assert_same_values, capture, capture_each, fake_group
 
 WORLD_SIZE = 4
@@ -185,63 +181,6 @@ GATHERED: list[Function] = [
 ]
 
 
-def unknown_activation(x: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> Tensor:
-    return reduced(nnf.linear(nnf.elu(nnf.linear(x + 1, up[:HIDDEN])), down))
-
-
-def clamped_gate(x: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> Tensor:
-    gate, value = nnf.linear(x + 2, up).chunk(2, -1)
-    return reduced(nnf.linear(nnf.silu(gate.clamp(max=7)) * value, down))
-
-
-def two_inputs(x: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> Tensor:
-    return reduced(nnf.linear(nnf.silu(nnf.linear(x + 3, up[:HIDDEN])) * nnf.linear(x + 4, up[HIDDEN:]), down))
-
-
-REFUSED = [
-    (unknown_activation, Reason.ACTIVATION_UNKNOWN),
-    (clamped_gate, Reason.ACTIVATION_UNKNOWN),
-    (two_inputs, Reason.FFN_INPUTS_DIFFER),
-]
-
-
-def interleaved(x: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> Tensor:
-    """Gate and value in turn, not one half after the other."""
-    both = nnf.linear(x + 5, up)
-    return reduced(nnf.linear(nnf.silu(both[..., ::2]) * both[..., 1::2], down))
-
-
-def value_first(x: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> Tensor:
-    value, gate = nnf.linear(x + 6, up).chunk(2, -1)
-    return reduced(nnf.linear(nnf.silu(gate) * value, down))
-
-
-def normalised_hidden(x: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> Tensor:
-    return reduced(nnf.linear(nnf.softmax(nnf.relu(nnf.linear(x + 7, up[:HIDDEN])), -1), down))
-
-
-def no_up_product(x: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> Tensor:
-    return reduced(nnf.linear(nnf.relu(x + 8), up))
-
-
-def product_of_products(x: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> Tensor:
-    return reduced(nnf.linear(nnf.linear(x + 9, up[:HIDDEN]), down))
-
-
-def rows_regrouped(x: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> Tensor:
-    return reduced(nnf.linear(nnf.relu(nnf.linear(x + 10, up[:HIDDEN])).reshape(4, 16, 6), down[:, :6]))
-
-
-NO_NETWORK: list[Function] = [
-    interleaved,
-    value_first,
-    normalised_hidden,
-    no_up_product,
-    product_of_products,
-    rows_regrouped,
-]
-
-
 def inputs(dtype: torch.dtype = torch.float32, rows: int = 8, **settings: Any) -> list[Tensor]:
     shapes = ((4, rows, 8), (2 * HIDDEN, 8), (8, HIDDEN), (2 * HIDDEN,))
     return [torch.randn(shape, dtype=dtype, **settings) for shape in shapes]
@@ -378,44 +317,6 @@ def test_training_returns_what_backward_reads(is_packed: bool) -> None:
     assert backward.calls == Counter(all_gather_gemm=1, gemm_reduce_scatter=1) and not backward.left
     for graph in (forward, backward):
         assert_same_values(graph, WORLD_SIZE, TOLERANCE)
-
-
-def found_in(function: Function) -> Match | Refusal | None:
-    """What the finder makes of the function's reduction."""
-    (graph,) = capture(function, *inputs())
-    normalise.run(graph.before.graph)
-    *_, reduction = collectives(graph.before.graph)
-    return find(reduction)
-
-
-@pytest.mark.parametrize(("function", "reason"), REFUSED, ids=name_of)
-def test_a_network_that_can_not_be_fused_says_why(function: Function, reason: Reason) -> None:
-    found = found_in(function)
-    assert isinstance(found, Refusal) and found.reason is reason
-
-
-@pytest.mark.parametrize("function", NO_NETWORK, ids=name_of)
-def test_what_only_looks_like_a_network_is_none(function: Function) -> None:
-    assert found_in(function) is None
-
-
-@pytest.mark.parametrize("function", [case for case, _ in REFUSED] + NO_NETWORK, ids=name_of)
-def test_the_reduction_of_a_refused_network_is_still_fused(function: Function) -> None:
-    (graph,) = capture(function, *inputs())
-    assert graph.operators == Counter(gemm_all_reduce=1)
-
-
-def test_a_network_over_two_groups_is_fused_in_parts() -> None:
-    pair = dist.new_group([0, 1]).group_name  # type: ignore[union-attr]
-
-    def function(x: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> Tensor:
-        g = funcol.all_gather_tensor(x, 1, pair)
-        return scattered(nnf.linear(nnf.relu(nnf.linear(g, up[:HIDDEN])), down))
-
-    (graph,) = capture(function, *inputs())
-    assert graph.operators == Counter(all_gather_gemm=1, gemm_reduce_scatter=1)
-    found = found_in(function)
-    assert isinstance(found, Refusal) and found.reason is Reason.FFN_GATHER_GROUP
 
 
 def test_a_network_without_gain_leaves_its_collectives_to_the_smaller_operators() -> None:
