@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", choices=tuple(MAKERS), help="one of the two models")
     parser.add_argument("--fuse", choices=("always", "auto"), default="always", help="mkernel.fuse (default always)")
     parser.add_argument("--html", type=Path, default=Path("build/report.html"), help="where the report goes")
-    parser.add_argument("--timeout", type=float, default=280.0, help="seconds after which the demo gives up")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds after which the demo gives up")
     parser.add_argument("--plant-error", action="store_true", help="make fused operators wrong; the demo must notice")
     return parser
 
