@@ -1,4 +1,4 @@
-"""`python -m benchmarks.report benchmarks/results/2xh200/ops.jsonl`: the results as a Markdown table on standard output."""
+"""`python -m benchmarks.report benchmarks/results/2xh200/ops.jsonl`: the results as Markdown tables."""
 
 from __future__ import annotations
 

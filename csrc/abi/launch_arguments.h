@@ -22,7 +22,7 @@ struct alignas(64) LaunchArguments {
   TensorMap a[kMaxTerms];
   TensorMap weight[kMaxTerms];
   TensorMap out;
-  TensorMap peer_out[kMaxWorld];  ///< every rank's result, where finished tiles are stored straight into it
+  TensorMap peer_out[kMaxWorld];  ///< every rank's result, where tiles are stored straight into it; or [0] of all at once
   u64 workspace[kMaxWorld];       ///< address of every rank's workspace as seen from this device
   u64 multicast;                  ///< multicast address of the workspace, or 0
   u64 bias;                       ///< [n] elements that this rank adds to its partial, or 0

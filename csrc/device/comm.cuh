@@ -6,8 +6,8 @@
 namespace mk {
 
 /// What becomes of a finished sum: it stays with its owner, or every rank gets it, stored straight into its result or
-/// staged in its workspace and copied out there.
-enum class Broadcast { kNone, kDirect, kStaged };
+/// staged in its workspace and copied out there, or stored once to a multicast address behind which all results lie.
+enum class Broadcast { kNone, kDirect, kStaged, kMulticast };
 
 /// Addresses in the workspaces of all ranks, for one launch.
 template <class Tile>
@@ -128,6 +128,11 @@ struct ReduceSink {
     }
     const i32 x = place.column + (Tile::kSplitsRows ? 0 : group * Tile::kGroupN) + index * Tile::kPanelN;
     const i32 y = place.out_row + (Tile::kSplitsRows ? group * 64 : 0);
+    if constexpr (Op::kBroadcast == Broadcast::kMulticast) {
+      pace(index, last);
+      if (!given_up) tensor_store(&args.peer_out[0], panel, x, y, place.segment);  // the switch writes all, own included
+      return;
+    }
     if constexpr (Op::kBroadcast != Broadcast::kNone) {
       pace(index, last);
       for (u32 step = 1; step < args.world && !given_up; ++step) {

@@ -62,7 +62,7 @@ class WorkspaceHeader(ctypes.Structure):
 
 
 class KernelArguments(ctypes.Structure):
-    """`mk::LaunchArguments`, the one parameter of every kernel. `csrc/abi/launch_arguments.h` says what each field is."""
+    """`mk::LaunchArguments`, the one parameter of every kernel; its header says what each field is."""
 
     _fields_ = (
         ("a", ctypes.c_uint64 * 16 * MAX_TERMS),

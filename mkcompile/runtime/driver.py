@@ -69,7 +69,7 @@ def require_hopper(capability: tuple[int, int]) -> None:
         )
 
 
-class primary_context:
+class PrimaryContext:
     """Make a device's primary context, the one that torch uses, current for a `with` block."""
 
     def __init__(self, device_idx: int) -> None:
@@ -92,7 +92,7 @@ def load_function(image: bytes, name: str, shared_bytes: int, device_idx: int) -
     The module stays loaded for the life of the process: kernels are few, and a graph may refer to one for ever.
     """
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    with primary_context(device_idx):
+    with PrimaryContext(device_idx):
         check("cuModuleLoadData", library().cuModuleLoadData(ctypes.byref(module), image))
         check("cuModuleGetFunction", library().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
         code = library().cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared_bytes)
@@ -111,7 +111,7 @@ def cooperative_attribute() -> LaunchAttribute:
 
 def enable_peer_access(device_idx: int, peer_idx: int) -> None:
     """Let kernels on one device of this process reach another's memory."""
-    with primary_context(peer_idx) as peer_context, primary_context(device_idx):
+    with PrimaryContext(peer_idx) as peer_context, PrimaryContext(device_idx):
         code = library().cuCtxEnablePeerAccess(peer_context, 0)
     if code != _PEER_ACCESS_ALREADY_ENABLED:
         check("cuCtxEnablePeerAccess", code)
@@ -120,7 +120,7 @@ def enable_peer_access(device_idx: int, peer_idx: int) -> None:
 def allocate_mapped(num_bytes: int, device_idx: int) -> int:
     """Zeroed host memory that all devices see at the same address; never freed."""
     pointer = ctypes.c_void_p()
-    with primary_context(device_idx):
+    with PrimaryContext(device_idx):
         code = library().cuMemHostAlloc(ctypes.byref(pointer), ctypes.c_size_t(num_bytes), _HOST_PORTABLE_AND_MAPPED)
     check("cuMemHostAlloc", code)
     assert pointer.value is not None

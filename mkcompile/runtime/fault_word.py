@@ -24,6 +24,11 @@ class FaultWord:
         """Forget the report, for a workspace that has been made anew."""
         ctypes.memset(self.address, 0, ctypes.sizeof(abi.FaultReport))
 
+    def describe(self) -> str:
+        """All fields as they stand, for a person to read."""
+        report = abi.FaultReport.from_address(self.address)
+        return ", ".join(f"{name[0]}={getattr(report, name[0])}" for name in abi.FaultReport._fields_)
+
     def check(self) -> None:
         """Raise what the device reported, if it did.
 
@@ -56,6 +61,6 @@ def to_error(report: abi.FaultReport) -> MkcompileError:
             f"{report.block} was number {report.seen} of {report.expected})"
         )
     return MkcompileError(
-        f"a fused kernel stalled in its {role} role (block {report.block}, detail {report.seen:#x}); this is a defect of "
-        f"mkcompile, please report it"
+        f"a fused kernel stalled in its {role} role (block {report.block}, detail {report.seen:#x}); this is a "
+        f"defect of mkcompile, please report it"
     )

@@ -52,7 +52,8 @@ class PeerTable:
     """The ranks of a launch as this device sees them: entry r is rank r's, this rank's own included.
 
     `workspaces` are addresses of workspaces of one `layout`, whose first `layout.region_offset` bytes were zero before
-    the first launch on any rank. `outs` are the addresses of the results, for `broadcast="direct"`. `fault_address` is
+    the first launch on any rank. `outs` are the addresses of the results for `broadcast="direct"`, or their common
+    multicast address. `fault_address` is
     an `abi.FaultReport` in host memory that the device can write.
     Units: `timeout_s` seconds that a wait for a peer may last.
     """
@@ -67,16 +68,16 @@ class PeerTable:
 
     def __post_init__(self) -> None:
         if len(self.workspaces) != self.layout.world or not 0 <= self.rank < self.layout.world:
-            raise OperatorInputError(f"rank {self.rank} and {len(self.workspaces)} workspaces for {self.layout.world} ranks")
+            raise OperatorInputError(f"rank {self.rank}, {len(self.workspaces)} workspaces, {self.layout.world} ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchArguments:
     """One launch.
 
-    Shapes: terms[i] is (a_MK, weight_NK or weight_KN by the kernel's layout); the GEMM sums over them. out is [m, n], for
-    reduce-scatter this rank's [m / world, n]. A reduce-scatter whose rows are [segments, world, rows] in memory says
-    how many `segments` there are. bias [n] is added to this rank's product (0: none). `scale` multiplies the sum.
+    Shapes: terms[i] is (a_MK, weight_NK or weight_KN by the kernel's layout); the GEMM sums over them. out is [m, n],
+    for reduce-scatter this rank's [m / world, n]. A reduce-scatter whose rows are [segments, world, rows] in memory
+    says how many `segments` there are. bias [n] is added to this rank's product (0: none). `scale` multiplies the sum.
     """
 
     terms: tuple[tuple[Matrix, Matrix], ...]
@@ -135,7 +136,7 @@ def _check_arguments(config: KernelConfig, arguments: LaunchArguments) -> None:
     for a, weight in arguments.terms:
         weight_shape = (size.n, a.columns) if config.weight_layout == "nk" else (a.columns, size.n)
         if a.rows != size.m or (weight.rows, weight.columns) != weight_shape:
-            raise OperatorInputError(f"a {a.rows}x{a.columns}, weight {weight.rows}x{weight.columns}, result of {size.n}")
+            raise OperatorInputError(f"a {a.rows}x{a.columns}, weight {weight.rows}x{weight.columns}, n {size.n}")
         if a.columns % 8 or a.columns < 8:
             raise OperatorInputError(f"k must be a multiple of 8, got {a.columns}")
     if size.m < 1 or size.n < 8 or size.n % 8:
@@ -143,12 +144,13 @@ def _check_arguments(config: KernelConfig, arguments: LaunchArguments) -> None:
     owners = size.world if config.operator == "gemm_reduce_scatter" else 1
     if size.m % (arguments.segments * owners) or arguments.out.rows * owners != size.m:
         raise OperatorInputError(
-            f"{size.m} rows in {arguments.segments} segments for {size.world} ranks and a result of {arguments.out.rows}"
+            f"{size.m} rows, {arguments.segments} segments, {size.world} ranks, a result of {arguments.out.rows} rows"
         )
     if config.has_bias != (arguments.bias != 0):
         raise OperatorInputError("the kernel's bias and the launch's differ")
-    if config.broadcast == "direct" and (arguments.peers is None or len(arguments.peers.outs) != size.world):
-        raise OperatorInputError('broadcast="direct" needs the address of every rank\'s result')
+    outs_needed = {"direct": size.world, "multicast": 1}.get(config.broadcast, 0)
+    if arguments.peers is not None and len(arguments.peers.outs) != outs_needed:
+        raise OperatorInputError(f"broadcast={config.broadcast!r} needs the addresses of {outs_needed} results")
 
 
 def _fill_maps(packed: abi.KernelArguments, config: KernelConfig, arguments: LaunchArguments) -> None:
@@ -160,14 +162,12 @@ def _fill_maps(packed: abi.KernelArguments, config: KernelConfig, arguments: Lau
         sizes, box = ((k, n), (BLOCK_K, config.block_n)) if config.weight_layout == "nk" else (
             (n, k), (config.panel_n, BLOCK_K)
         )  # fmt: skip
-        weight_map = tensor_map.encode(
-            weight.pointer, config.dtype, sizes, (weight.stride,), box, min(128, box[0] * 2)
-        )
+        weight_map = tensor_map.encode(weight.pointer, config.dtype, sizes, (weight.stride,), box, min(128, box[0] * 2))
         ctypes.memmove(packed.a[i], a_map, len(a_map))
         ctypes.memmove(packed.weight[i], weight_map, len(weight_map))
     out = arguments.out
     rows = out.rows // arguments.segments
-    outs = arguments.peers.outs if arguments.peers and config.broadcast == "direct" else ()
+    outs = arguments.peers.outs if arguments.peers else ()
     for target, pointer in [(packed.out, out.pointer), *zip(packed.peer_out, outs, strict=False)]:
         out_map = tensor_map.encode(
             pointer, config.dtype, (n, rows, arguments.segments), (out.stride, out.stride * rows),

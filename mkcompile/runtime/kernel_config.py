@@ -10,7 +10,7 @@ from typing import Literal
 from mkcompile.errors import OperatorInputError
 
 OperatorName = Literal["gemm", "gemm_reduce_scatter", "gemm_all_reduce"]
-Broadcast = Literal["none", "direct", "staged"]
+Broadcast = Literal["none", "direct", "staged", "multicast"]
 DtypeName = Literal["bfloat16", "float16"]
 WeightLayout = Literal["nk", "kn"]
 Activation = Literal["none", "relu", "gelu_tanh", "gelu_erf", "silu"]
@@ -20,7 +20,7 @@ BLOCK_K = 64
 _SHARED_LIMIT_BYTES = 232448
 _ELEMENTS = {"bfloat16": "Bf16", "float16": "Fp16"}
 _ACTIVATIONS = {"none": "kNone", "relu": "kRelu", "gelu_tanh": "kGeluTanh", "gelu_erf": "kGeluErf", "silu": "kSilu"}
-_BROADCASTS = {"none": "kNone", "direct": "kDirect", "staged": "kStaged"}
+_BROADCASTS = {"none": "kNone", "direct": "kDirect", "staged": "kStaged", "multicast": "kMulticast"}
 
 #: Tiles (rows, columns) from the smallest to the largest.
 TILES = (
@@ -33,8 +33,9 @@ TILES = (
 class KernelConfig:
     """One kernel to compile. Problem sizes, strides, ranks and schedules are arguments of a launch, not of this.
 
-    `stages` 0 takes as many as fit. `broadcast` is for `gemm_all_reduce`: finished tiles go `direct` into every rank's
-    result, which then lies in memory that peers can write, or `staged` through the workspace into any memory.
+    `stages` 0 takes as many as fit. `broadcast` is for `gemm_all_reduce`: finished tiles go `direct` into every
+    rank's result, which then lies in memory that peers can write; `staged` through the workspace into any memory; or by
+    `multicast` to one address behind which all results lie (compiled and inspected only: it has never run).
 
     Raises: OperatorInputError for a combination that does not exist.
     """
@@ -55,7 +56,7 @@ class KernelConfig:
         if self.dtype not in _ELEMENTS:
             raise OperatorInputError(f"fused kernels take bfloat16 and float16, not {self.dtype}")
         if self.weight_layout not in ("nk", "kn"):
-            raise OperatorInputError(f"a weight must be contiguous along n or k, layout {self.weight_layout!r} is neither")
+            raise OperatorInputError(f"a weight must be contiguous along n or k; layout {self.weight_layout!r}")
         if self.activation != "none" and self.operator != "gemm":
             raise OperatorInputError(f"{self.operator} has no activation")
         if (self.broadcast != "none") != (self.operator == "gemm_all_reduce"):

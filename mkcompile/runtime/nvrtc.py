@@ -41,7 +41,7 @@ class Cubin:
 
 def _nvrtc() -> Any:
     try:
-        from cuda.bindings import nvrtc  # noqa: PLC0415  (optional: only machines that compile kernels need it)
+        from cuda.bindings import nvrtc
     except ImportError as error:
         raise UnsupportedDeviceError(
             "fused kernels need NVRTC: pip install 'cuda-bindings>=13,<14' 'nvidia-cuda-nvrtc>=13,<14'"
@@ -74,9 +74,7 @@ def compile_cubin(name: str, source: str, headers: Mapping[str, str], options: S
     nvrtc = _nvrtc()
     texts = [text.encode() for text in headers.values()]
     names = [header.encode() for header in headers]
-    program = _check(
-        nvrtc, nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), len(texts), texts, names)
-    )
+    program = _check(nvrtc, nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), len(texts), texts, names))
     try:
         (code,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         log = _text(nvrtc, program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace")

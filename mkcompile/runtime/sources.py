@@ -41,7 +41,7 @@ def _wgmma(columns: int, element: str, ptx_type: str, transposed: int) -> str:
 def wgmma_header() -> str:
     """`Wgmma<columns, element, transposed>::multiply`: acc += A * B, 64 rows, both operands in shared memory."""
     parts = [
-        "#pragma once\n// Generated: an asm statement must name each accumulator.\n#include \"device/element.cuh\"\n"
+        '#pragma once\n// Generated: an asm statement must name each accumulator.\n#include "device/element.cuh"\n'
         "namespace mk {\ntemplate <int kColumns, class Element, bool kTransposed>\nstruct Wgmma;\n"
     ]
     for columns in WGMMA_COLUMNS:

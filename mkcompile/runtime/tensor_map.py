@@ -35,8 +35,8 @@ class Matrix:
     def __post_init__(self) -> None:
         if self.pointer % _ALIGNMENT_BYTES or self.stride * _ELEMENT_BYTES % _ALIGNMENT_BYTES:
             raise OperatorInputError(
-                f"a {self.rows}x{self.columns} operand at {self.pointer:#x} with rows {self.stride} elements apart is not "
-                f"aligned to 16 bytes; sizes and offsets must be multiples of 8 elements"
+                f"a {self.rows}x{self.columns} operand at {self.pointer:#x} with rows {self.stride} elements apart is "
+                f"not aligned to 16 bytes; sizes and offsets must be multiples of 8 elements"
             )
 
     @staticmethod

@@ -12,7 +12,7 @@ SM_FLOP_PER_US = 5.9e6
 #: Largest push rate with both directions busy, bytes a microsecond. Source: docs/decisions/102-reduce-scatter-order.md.
 LINK_BYTES_PER_US = 366e3
 #: Rate at which one SM can take in operands, bytes a microsecond, and the cost of beginning a tile.
-_SM_LOAD_BYTES_PER_US = 60e3
+_SM_LOAD_BYTES_PER_US = 100e3
 _TILE_START_US = 1.0
 _EFFICIENCY = {
     (64, 32): 0.35, (64, 64): 0.55, (64, 128): 0.75, (64, 256): 0.85,

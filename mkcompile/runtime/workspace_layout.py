@@ -1,4 +1,4 @@
-"""Where things lie in a symmetric workspace. Every rank uses the same layout; `csrc/abi/workspace.h` is the device's view."""
+"""Where things lie in a symmetric workspace, the same on every rank; `csrc/abi/workspace.h` is the device's view."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FLAG_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagingSlots:
-    """How one launch divides a staging region. `slots` is for each source; `final_offset` is where finished tiles start.
+    """How one launch divides a staging region: `slots` for each source, then finished tiles.
 
     Units: `final_offset` bytes from the start of the region.
     """
@@ -63,7 +63,7 @@ class WorkspaceLayout:
         slots = min(tiles_per_owner, self.region_bytes // (areas * config.tile_bytes))
         if slots < min(tiles_per_owner, 2):
             raise WorkspaceError(
-                f"{slots} staging slots of {config.tile_bytes} bytes for each of {areas} areas fit in {self.region_bytes} "
-                f"bytes; raise MKCOMPILE_ARENA_BYTES"
+                f"{slots} staging slots of {config.tile_bytes} bytes for each of {areas} areas fit in "
+                f"{self.region_bytes} bytes; raise MKCOMPILE_ARENA_BYTES"
             )
         return StagingSlots(slots=slots, final_offset=(self.world - 1) * slots * config.tile_bytes)

@@ -5,6 +5,9 @@ Shapes: M rows, N columns, K summed; W ranks.
 
 from __future__ import annotations
 
+import faulthandler
+import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -79,7 +82,22 @@ class RankGroup:
         )
 
     def synchronize(self) -> None:
-        """Wait for all devices."""
+        """Wait for all ranks, but not for ever: what a hung kernel reported is in host memory, and worth more than
+        silence. Nothing can be done with the devices then, so the process ends.
+        """
+        events = []
+        for rank, stream in enumerate(self.streams):
+            with torch.cuda.device(self.devices[rank]):
+                events.append(torch.cuda.Event())
+                events[-1].record(stream)
+        limit_s = time.monotonic() + 4 * self.timeout_s + 10
+        while not all(event.query() for event in events):
+            if time.monotonic() > limit_s:
+                hung = [rank for rank, event in enumerate(events) if not event.query()]
+                reports = [fault.describe() for fault in self.faults]
+                os.write(2, f"\nranks {hung} of {list(self.devices)} hang; reports: {reports}\n".encode())
+                faulthandler.dump_traceback()
+                os._exit(3)
         for device in set(self.devices):
             torch.cuda.synchronize(device)
 
@@ -100,7 +118,8 @@ class RankGroup:
             kernel = load_kernel(compile_kernel(config), device)
             arguments = LaunchArguments(
                 terms=((Matrix.of(given.x), Matrix.of(given.w)),), out=Matrix.of(outs[rank]), schedule=chosen,
-                peers=peers, bias=given.bias.data_ptr() if given.bias is not None else 0, segments=segments, scale=scale,
+                peers=peers, segments=segments, scale=scale,
+                bias=given.bias.data_ptr() if given.bias is not None else 0,
             )  # fmt: skip
             launches.append(PreparedLaunch(kernel, arguments))
         return launches

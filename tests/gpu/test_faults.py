@@ -45,7 +45,7 @@ def test_peer_that_stops_coming_is_named_after_good_launches() -> None:
     launches = group.prepare(config, inputs, nan_outputs(group, 512, 1024, config))
     group.run(launches, [0])
     group.synchronize()
-    with pytest.raises(PeerTimeoutError, match="waited .* for rank 1"):
+    with pytest.raises(PeerTimeoutError, match=r"waited .* for rank 1"):
         group.check()
 
 

@@ -29,11 +29,23 @@ def _function(name: str, device: int) -> ctypes.c_void_p:
     return driver.load_function(_image(), name, 0, device)
 
 
-def _start(name: str, device: int, stream: torch.cuda.Stream, *arguments: ctypes._SimpleCData, blocks: int = _BLOCKS) -> None:
+def _start(
+    name: str, device: int, stream: torch.cuda.Stream, *arguments: ctypes._SimpleCData, blocks: int = _BLOCKS
+) -> None:
     pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
     with torch.cuda.device(device):
         code = driver.library().cuLaunchKernel(
-            _function(name, device), blocks, 1, 1, _THREADS, 1, 1, 0, ctypes.c_void_p(stream.cuda_stream), pointers, None
+            _function(name, device),
+            blocks,
+            1,
+            1,
+            _THREADS,
+            1,
+            1,
+            0,
+            ctypes.c_void_p(stream.cuda_stream),
+            pointers,
+            None,
         )
     driver.check(name, code)
 
@@ -59,7 +71,9 @@ def wrong_words(writer: str, busy_link: bool) -> int:
     for device in (0, 1):
         torch.cuda.synchronize(device)
     count = ctypes.c_uint32(_MESSAGES)
-    _start("read_tiles", 1, streams[1], _pointer(tiles), _pointer(flags), _pointer(acknowledged), count, _pointer(wrong))
+    _start(
+        "read_tiles", 1, streams[1], _pointer(tiles), _pointer(flags), _pointer(acknowledged), count, _pointer(wrong)
+    )
     _start(writer, 0, streams[0], _pointer(tiles), _pointer(flags), _pointer(acknowledged), count)
     if busy_link:
         bytes_, passes = ctypes.c_uint64(source.numel()), ctypes.c_uint32(60)

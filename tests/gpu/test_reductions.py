@@ -31,9 +31,7 @@ def config_of(operator: str, broadcast: str, tile: tuple[int, int] = (128, 256),
     return KernelConfig(operator=operator, broadcast=broadcast, block_m=tile[0], block_n=tile[1], **others)  # type: ignore[arg-type]
 
 
-def expected_of(
-    config: KernelConfig, rank: int, world: int, whole: torch.Tensor, segments: int = 1
-) -> torch.Tensor:
+def expected_of(config: KernelConfig, rank: int, world: int, whole: torch.Tensor, segments: int = 1) -> torch.Tensor:
     """What rank `rank` must hold of the summed matrix."""
     if config.operator == "gemm_all_reduce":
         return whole
@@ -46,7 +44,7 @@ def check(
     group: RankGroup, config: KernelConfig, m: int, n: int, k: int, *, epochs: int = 3, late: Sequence[int] = (),
     segments: int = 1, integers: bool = True,
 ) -> None:  # fmt: skip
-    """Back-to-back launches with different inputs, then all of them checked: close, exact, and the same on all ranks."""
+    """Back-to-back launches with different inputs, then all checked: close, exact, and the same on all ranks."""
     home = f"cuda:{group.devices[0]}"
     rows = m // group.world if config.operator == "gemm_reduce_scatter" else m
     epochs_inputs: list[list[RankInput]] = []

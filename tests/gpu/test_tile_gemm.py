@@ -36,7 +36,9 @@ def check(config: KernelConfig, m: int, n: int, k: int, seed: int = 0) -> None:
     """Close to fp32 on random inputs, exact on integers."""
     given = random_input(0, 0, m, n, k, config, seed)
     what = f"{config.name} {m}x{n}x{k}"
-    assert_close(run_gemm(config, given), product(given, config, "cuda:0"), baseline_product(given, config, "cuda:0"), what)
+    assert_close(
+        run_gemm(config, given), product(given, config, "cuda:0"), baseline_product(given, config, "cuda:0"), what
+    )
     exact = random_input(0, 0, m, n, k, config, seed + 1, integers=True)
     assert_bitwise(run_gemm(config, exact), product(exact, config, "cuda:0"), what)
 

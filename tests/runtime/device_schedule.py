@@ -62,7 +62,16 @@ def _library() -> ctypes.CDLL:
 
 
 def walk(
-    *, scatters: bool, world: int, rank: int, segment_rows: int, n: int, lag: int, grid: int, segments: int = 1, group: int = 2
+    *,
+    scatters: bool,
+    world: int,
+    rank: int,
+    segment_rows: int,
+    n: int,
+    lag: int,
+    grid: int,
+    segments: int = 1,
+    group: int = 2,
 ) -> list[Task]:
     """The order of one rank. Tiles are 128 x 128; `segment_rows` as in LaunchArguments."""
     tiles = -(-segment_rows // 128) * segments * -(-n // 128)

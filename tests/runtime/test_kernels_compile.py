@@ -28,6 +28,7 @@ CONFIGS = [
     KernelConfig(operator="gemm_reduce_scatter", block_n=224, weight_layout="kn"),
     KernelConfig(operator="gemm_all_reduce", broadcast="direct", block_n=128),
     KernelConfig(operator="gemm_all_reduce", broadcast="staged", dtype="float16", has_bias=True),
+    KernelConfig(operator="gemm_all_reduce", broadcast="multicast"),
 ]
 MAX_REGISTERS = 168  # 65536 / 384 threads, what the launch may take
 

@@ -12,7 +12,9 @@ ROOT = Path(__file__).parents[2]
 DEVICE = ROOT / "csrc" / "device"
 PAGE = ROOT / "docs" / "memory_ordering.md"
 TAG = re.compile(r"// pairs-with: (\w+) (release|acquire) \((\w+) -> (\w+)\), scope (cta|gpu|sys)$")
-ORDERED = re.compile(r"\b(load_acquire_\w+|store_release_\w+|fence_acq_rel_\w+|red_release_\w+|wait_until<\S+>|wait)\((?!const)")
+ORDERED = re.compile(
+    r"\b(load_acquire_\w+|store_release_\w+|fence_acq_rel_\w+|red_release_\w+|wait_until<\S+>|wait)\((?!const)"
+)
 RELAXED = re.compile(r"\b(load_relaxed_\w+|store_relaxed_\w+)\(")
 LOOK_BACK = 6
 
@@ -90,4 +92,11 @@ def test_planted_errors_are_found() -> None:
     text = all_text()
     assert untagged(["fence_acq_rel_sys();"]) == [1]
     assert unpaired(tags(text.replace("partial_ready acquire", "other acquire")))
-    assert unpaired(tags(text.replace("entered acquire (signal_role -> store_role), scope sys", "entered acquire (signal_role -> store_role), scope gpu")))
+    assert unpaired(
+        tags(
+            text.replace(
+                "entered acquire (signal_role -> store_role), scope sys",
+                "entered acquire (signal_role -> store_role), scope gpu",
+            )
+        )
+    )

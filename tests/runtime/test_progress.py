@@ -11,17 +11,33 @@ from .device_schedule import Task, walk
 from .progress_model import Rules, stuck_threads
 
 
-def orders_of(scatters: bool, world: int, rows: int, columns: int, lag: int, grids: tuple[int, ...]) -> list[list[Task]]:
+def orders_of(
+    scatters: bool, world: int, rows: int, columns: int, lag: int, grids: tuple[int, ...]
+) -> list[list[Task]]:
     """One order a rank, `rows` x `columns` tiles for each owner (scattered) or in all."""
     return [
-        walk(scatters=scatters, world=world, rank=rank, segment_rows=rows * 128, n=columns * 128, lag=lag, grid=grids[rank])
+        walk(
+            scatters=scatters,
+            world=world,
+            rank=rank,
+            segment_rows=rows * 128,
+            n=columns * 128,
+            lag=lag,
+            grid=grids[rank],
+        )
         for rank in range(world)
     ]
 
 
 def grid_choices(world: int) -> list[tuple[int, ...]]:
     """Equal grids and grids that differ by rank."""
-    return [(1,) * world, (4,) * world, (5,) * world, tuple(1 + rank for rank in range(world)), tuple(7 - rank for rank in range(world))]
+    return [
+        (1,) * world,
+        (4,) * world,
+        (5,) * world,
+        tuple(1 + rank for rank in range(world)),
+        tuple(7 - rank for rank in range(world)),
+    ]
 
 
 @pytest.mark.parametrize("scatters", [True, False])
@@ -31,8 +47,8 @@ def test_every_rank_computes_every_tile_once(scatters: bool, world: int) -> None
         for rank in range(world):
             segment_rows = rows * 128 - 5
             order = walk(
-                scatters=scatters, world=world, rank=rank, segment_rows=segment_rows, n=columns * 128, lag=lag, grid=grid,
-                segments=2 if scatters else 1,
+                scatters=scatters, world=world, rank=rank, segment_rows=segment_rows, n=columns * 128, lag=lag,
+                grid=grid, segments=2 if scatters else 1,
             )  # fmt: skip
             tiles = Counter((task.owner, task.index) for task in order if task.valid)
             places = Counter((task.row, task.column) for task in order if task.valid)
@@ -83,6 +99,8 @@ def test_planted_errors_get_stuck() -> None:
     assert stuck_threads(good, grids, Rules(slots=5)) == 0
     assert stuck_threads(good, grids, Rules(slots=2)) > 0, "a ring shorter than the lag"
     assert stuck_threads(good, grids, Rules(slots=5, frees_partials=False)) > 0, "slots that are never given back"
-    assert stuck_threads(good, grids, Rules(slots=5, descending=True)) > 0, "blocks that take positions in falling order"
+    assert stuck_threads(good, grids, Rules(slots=5, descending=True)) > 0, (
+        "blocks that take positions in falling order"
+    )
     own_first = [sorted(order, key=lambda task, rank=rank: task.owner != rank) for rank, order in enumerate(good)]
     assert stuck_threads(own_first, grids, Rules(slots=1000)) > 0, "own tiles before the peers'"
