@@ -7,9 +7,9 @@ from math import ceil
 
 from mkcompile.runtime.kernel_config import TILES, KernelConfig
 
-#: Rate of one SM in bursts, FLOP a microsecond. Source: docs/decisions/101-tile-gemm.md.
+#: Rate of one SM in bursts, FLOP a microsecond. Source: docs/decisions/301-tile-gemm.md.
 SM_FLOP_PER_US = 5.9e6
-#: Largest push rate with both directions busy, bytes a microsecond. Source: docs/decisions/102-reduce-scatter-order.md.
+#: Largest push rate with both directions busy, bytes a microsecond. Source: docs/decisions/302-reduce-scatter-order.md.
 LINK_BYTES_PER_US = 366e3
 #: Rate at which one SM can take in operands, bytes a microsecond, and the cost of beginning a tile.
 _SM_LOAD_BYTES_PER_US = 100e3
