@@ -88,6 +88,10 @@ class LaunchArguments:
     segments: int = 1
     scale: float = 1.0
 
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.terms) <= abi.MAX_TERMS:
+            raise OperatorInputError(f"{len(self.terms)} products; one launch sums 1 to {abi.MAX_TERMS}")
+
     @property
     def size(self) -> LaunchSize:
         """Size of the launch."""
@@ -131,8 +135,6 @@ def _check_arguments(config: KernelConfig, arguments: LaunchArguments) -> None:
     size = arguments.size
     if config.reduces != (arguments.peers is not None):
         raise OperatorInputError(f"{config.operator} {'needs' if config.reduces else 'takes no'} peers")
-    if not 1 <= len(arguments.terms) <= abi.MAX_TERMS:
-        raise OperatorInputError(f"{len(arguments.terms)} products; one launch sums 1 to {abi.MAX_TERMS}")
     for a, weight in arguments.terms:
         weight_shape = (size.n, a.columns) if config.weight_layout == "nk" else (a.columns, size.n)
         if a.rows != size.m or (weight.rows, weight.columns) != weight_shape:
