@@ -1,4 +1,4 @@
-"""How many collectives of each model meet which fate, by graph. The same for 2 and 4 ranks, any dtype and any batch.
+"""How many collectives of each model meet which fate, by graph. The same for 2 and 4 ranks and any batch.
 
 A collective counts under the operator that it became part of, so a feed-forward network that starts from a gather and
 ends in a scatter counts twice; else under its kind and the reason why it stayed.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import torch
 
 Fates = Mapping[str, int]
 
@@ -43,6 +45,11 @@ _HF_EXPERTS = Expected(
     },
     backward={"gemm_all_reduce": 3, "all_reduce: GEMM_KIND": 2, "all_reduce: NO_GEMM": 2},
 )
+# In fp32 Hugging Face takes another way through the experts, an operator of its own on the CPU: no GEMM is to be seen.
+_HF_EXPERTS_FLOAT32 = Expected(
+    forward={"gemm_all_reduce": 2, "all_reduce: NO_GEMM": 3, "all_gather_into_tensor: GEMM_BEFORE_GATHER": 1},
+    backward={"gemm_all_reduce": 3, "all_reduce: NO_GEMM": 4},
+)
 _TENSOR_PARALLEL = Expected(forward={"gemm_all_reduce": 1, "ffn": 1}, backward={"gemm_all_reduce": 2})
 # Backward: the gradient's gather feeds the input's and the weight's gradient; their sums over q, k, v and over gate and
 # up are scattered.
@@ -69,3 +76,8 @@ EXPECTED: Mapping[str, Expected] = {
         backward={"all_gather_gemm": 1, "gemm_reduce_scatter": 1},
     ),
 }
+
+
+def expected(model: str, dtype: torch.dtype) -> Expected:
+    """What is expected of a model in this dtype."""
+    return _HF_EXPERTS_FLOAT32 if model == "hf_mixtral" and dtype is torch.float32 else EXPECTED[model]

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from tests.models.expected import EXPECTED
+from tests.models.expected import EXPECTED, expected
 from tests.models.harness import Cell, Result, run_cell, run_wrong_cell
 from tests.models.judge import complaints
 from tests.models.matrix import GENERATED, QUICK, WIDE
@@ -31,7 +31,7 @@ def _run(cells: Mapping[str, Cell], world_size: int, timeout_s: float) -> Outcom
 
 def _check(outcomes: Outcomes, cell: Cell) -> None:
     results: list[Result] = outcomes.values(cell.name)
-    wanted = [dict(graph) for graph in EXPECTED[cell.model].graphs(cell.trains)]
+    wanted = [dict(graph) for graph in expected(cell.model, cell.dtype).graphs(cell.trains)]
     assert [list(result.sites) for result in results] == [wanted] * len(results)
     assert complaints(results, cell.dtype) == []
 
