@@ -15,7 +15,14 @@ import torch
 
 from mkcompile.runtime import driver
 from mkcompile.runtime.fault_word import FaultWord
-from mkcompile.runtime.kernel import LaunchArguments, PeerTable, PreparedLaunch, compile_kernel, load_kernel
+from mkcompile.runtime.kernel import (
+    LaunchArguments,
+    LoadedKernel,
+    PeerTable,
+    PreparedLaunch,
+    compile_kernel,
+    load_kernel,
+)
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule, choose_schedule
@@ -109,13 +116,14 @@ class RankGroup:
     def prepare(
         self, config: KernelConfig, inputs: Sequence[RankInput], outs: Sequence[torch.Tensor],
         schedule: TileSchedule | None = None, segments: int = 1, scale: float = 1.0,
+        kernels: Sequence[LoadedKernel] | None = None,
     ) -> list[PreparedLaunch]:  # fmt: skip
         """One launch a rank; its kernels are loaded now, so that no later load waits for a kernel that spins."""
         launches = []
         for rank, (device, given) in enumerate(zip(self.devices, inputs, strict=True)):
             chosen = schedule or self.default_schedule(config, given, segments)
             peers = self.peers(rank, outs if config.broadcast == "direct" else ())
-            kernel = load_kernel(compile_kernel(config), device)
+            kernel = kernels[rank] if kernels else load_kernel(compile_kernel(config), device)
             arguments = LaunchArguments(
                 terms=((Matrix.of(given.x), Matrix.of(given.w)),), out=Matrix.of(outs[rank]), schedule=chosen,
                 peers=peers, segments=segments, scale=scale,

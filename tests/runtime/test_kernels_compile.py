@@ -18,6 +18,8 @@ from mkcompile.runtime.kernel import OPTIONS, compile_kernel
 from mkcompile.runtime.kernel_config import KernelConfig, all_configs
 from mkcompile.runtime.warmup import warm_up
 
+from ..gpu.broken_kernels import NO_WAIT, without
+
 pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
 
 #: One of each kind; `make test-all` compiles all of them.
@@ -93,6 +95,14 @@ def test_mirror_that_drifts_does_not_compile() -> None:
     assert drifted != source
     with pytest.raises(CompileError, match="static assertion"):
         nvrtc.compile_cubin("k", drifted, sources.headers(), OPTIONS)
+
+
+def test_planted_defects_still_fit_the_sources() -> None:
+    headers = sources.headers()
+    broken = without(headers, *NO_WAIT)
+    assert [name for name in headers if headers[name] != broken[name]] == ["device/sync.cuh"]
+    config = KernelConfig(operator="gemm_reduce_scatter", block_m=64, block_n=64)
+    assert nvrtc.compile_cubin("broken", config.source(), broken, OPTIONS).resources.is_clean
 
 
 def test_compile_error_carries_the_log() -> None:

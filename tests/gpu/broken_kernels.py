@@ -1,0 +1,18 @@
+"""Defects to plant in the device sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+#: Waits for peers return at once.
+NO_WAIT = (
+    "device/sync.cuh",
+    "  u32 seen = load_acquire_sys(flag);\n  if (reached(seen, epoch)) return true;\n  const u64",
+    "  u32 seen = load_acquire_sys(flag);\n  if (reached(seen, epoch) || true) return true;\n  const u64",
+)
+
+
+def without(headers: Mapping[str, str], name: str, healthy: str, broken: str) -> dict[str, str]:
+    """The headers with one piece of text replaced, which must occur once."""
+    assert headers[name].count(healthy) == 1, f"{name} has changed: plant the defect anew"
+    return {**headers, name: headers[name].replace(healthy, broken)}

@@ -1,0 +1,39 @@
+"""Kernels with a wait taken out must fail the checks that the real ones pass: else the checks would prove nothing."""
+
+from __future__ import annotations
+
+import torch
+
+from mkcompile.runtime import abi, driver, nvrtc, sources
+from mkcompile.runtime.kernel import OPTIONS, LoadedKernel
+from mkcompile.runtime.kernel_config import KernelConfig
+
+from .broken_kernels import NO_WAIT, without
+from .ranks import RankGroup, nan_outputs, random_input
+from .test_reductions import BOTH, config_of, expected_of
+from .truth import summed
+
+
+def load_broken(config: KernelConfig, device: int) -> LoadedKernel:
+    """The kernel with all waits for peers removed."""
+    headers = without(sources.headers(), *NO_WAIT)
+    image = nvrtc.compile_cubin("broken", config.source() + abi.assertions(), headers, OPTIONS).image
+    function = driver.load_function(image, "mk_kernel", config.shared_bytes, device)
+    return LoadedKernel(config=config, device_idx=device, function=function)
+
+
+@BOTH
+def test_without_waits_a_late_peer_is_noticed(operator: str, broadcast: str) -> None:
+    group, config = RankGroup((0, 0)), config_of(operator, broadcast, (128, 128))
+    inputs = [random_input(rank, 0, 1024, 1024, 264, config) for rank in range(2)]
+    outs = nan_outputs(group, 512 if operator == "gemm_reduce_scatter" else 1024, 1024, config)
+    broken = [load_broken(config, 0)] * 2
+    launches = group.prepare(config, inputs, outs, kernels=broken)
+    group.synchronize()
+    group.delay(1, 20_000_000)
+    group.run(launches)
+    group.streams[0].synchronize()
+    truth, _ = summed(inputs, config, "cuda:0")
+    wanted = expected_of(config, 0, 2, truth)
+    assert not torch.allclose(outs[0].float(), wanted, rtol=0.1, atol=1.0), "the check can't tell a missing partial"
+    group.synchronize()
