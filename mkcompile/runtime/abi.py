@@ -22,13 +22,6 @@ LAUNCH_ORDER = 2
 LOCAL_STALL = 3
 
 
-class TensorMap(ctypes.Structure):
-    """A CUtensorMap; the driver asks for 64-byte alignment."""
-
-    _align_ = 64
-    _fields_ = (("opaque", ctypes.c_uint64 * 16),)
-
-
 class FaultReport(ctypes.Structure):
     """What a wait saw when it gave up; `code` is written last."""
 

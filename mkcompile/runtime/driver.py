@@ -6,7 +6,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from mkcompile.errors import UnsupportedDeviceError
+from mkcompile.errors import MkcompileError, UnsupportedDeviceError
 
 _COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -14,7 +14,7 @@ _PEER_ACCESS_ALREADY_ENABLED = 704
 _HOST_PORTABLE_AND_MAPPED = 3
 
 
-class DriverError(RuntimeError):
+class DriverError(MkcompileError, RuntimeError):
     """A driver call failed; the message names the call and the driver's reason."""
 
 
@@ -47,7 +47,9 @@ def library() -> Any:
         lib = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise UnsupportedDeviceError(f"fused kernels need an NVIDIA driver: {error}") from error
-    lib.cuInit(0)
+    code = lib.cuInit(0)
+    if code:
+        raise UnsupportedDeviceError(f"fused kernels need a GPU that the driver can use: cuInit says {code}")
     return lib
 
 

@@ -203,7 +203,8 @@ def _fill_peers(packed: abi.KernelArguments, config: KernelConfig, arguments: La
 class PreparedLaunch:
     """A launch with its argument block filled in: `run` may be called again while pointers and sizes stay the same.
 
-    It keeps no reference to memory; the caller keeps operands and workspaces alive until the stream is done.
+    It keeps no reference to memory; the caller keeps operands and workspaces alive until the stream is done. It is not
+    for two threads at once.
     Raises: OperatorInputError, WorkspaceError.
     """
 

@@ -8,10 +8,12 @@ import re
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from mkcompile.config import settings
 from mkcompile.errors import CompileError, OperatorInputError, UnsupportedDeviceError
 from mkcompile.runtime import abi, driver, nvrtc, sources
 from mkcompile.runtime.kernel import OPTIONS, compile_kernel
@@ -33,6 +35,15 @@ CONFIGS = [
     KernelConfig(operator="gemm_all_reduce", broadcast="multicast"),
 ]
 MAX_REGISTERS = 168  # 65536 / 384 threads, what the launch may take
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cache folder of these tests, for this process and those it starts: never the user's."""
+    monkeypatch.setenv("MKCOMPILE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "mkcompile-kernels"))
+    settings.cache_clear()
+    yield
+    settings.cache_clear()
 
 
 def tool(name: str) -> str | None:
