@@ -1,8 +1,9 @@
 """`python -m benchmarks.pass_cost`: what the fusion pass costs, on the graphs of Llamas of several depths.
 
-For each depth the post-grad graphs (forward and backward, four ranks, sequence parallel, fake process group) are
-captured once and rewritten several times. For one depth the whole of Inductor's compilation is measured, too. Times are
-processor seconds of this process and its children (the C++ compiler), so that other work on the machine does not count.
+For each depth the post-grad graph (inference, four ranks, sequence parallel, fake process group) is captured once and
+rewritten several times. For one depth the whole of Inductor's compilation is measured, too; and both for a small
+training step, with its backward graph. Times are processor seconds of this process and its children (the C++ compiler),
+so that other work on the machine counts little.
 """
 
 from __future__ import annotations
@@ -50,9 +51,10 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The pass within one compilation, forward and backward, caches empty. Units: processor seconds."""
+    """The pass within one compilation, caches empty. Units: processor seconds."""
 
     num_layers: int
+    training: bool
     compile_s: float
     pass_s: float
     fraction: float
@@ -71,10 +73,12 @@ def timed(function: Callable[[], Any]) -> float:
     return processor_s() - start
 
 
-def rewrite_cost(num_layers: int, group: str, repeats: int) -> list[Cost]:
-    """The cost of each graph of a training step."""
+def rewrite_cost(num_layers: int, group: str, repeats: int, *, training: bool = False) -> list[Cost]:
+    """The cost of each graph."""
     costs = []
-    for graph in capture(llama(num_layers, WORLD_SIZE, group), example_input(WORLD_SIZE), backward=True):
+    with torch.set_grad_enabled(training):
+        graphs = capture(llama(num_layers, WORLD_SIZE, group), example_input(WORLD_SIZE), backward=training)
+    for graph in graphs:
         copies = [copy.deepcopy(graph.before) for _ in range(repeats + 1)]
         _, *rest = [timed(lambda gm=gm: fuse(gm.graph)) for gm in copies]  # type: ignore[misc]  # the first one warms up
         num_nodes = len(graph.before.graph.nodes)
@@ -102,15 +106,27 @@ class TimedPass(FusionPass):
         self.spent_s += timed(lambda: super(TimedPass, self).__call__(graph))
 
 
-def share_of_compilation(num_layers: int, group: str) -> Share:
-    """Compile a training step with Inductor and our pass."""
+def share_of_compilation(num_layers: int, group: str, *, training: bool = False) -> Share:
+    """Compile with Inductor and our pass."""
     torch._dynamo.reset()
     fusion = TimedPass(Options(fuse="always"))
     model, x = llama(num_layers, WORLD_SIZE, group), example_input(WORLD_SIZE)
-    with fresh_cache(), inductor_config.patch(post_grad_custom_pre_pass=fusion, compile_threads=1):
-        total_s = timed(lambda: torch.compile(model, backend="inductor", fullgraph=True)(x).sum().backward())
-    compile_s = total_s - fusion.spent_s
-    return Share(num_layers=num_layers, compile_s=compile_s, pass_s=fusion.spent_s, fraction=fusion.spent_s / compile_s)
+
+    def compile_and_call() -> None:
+        y = torch.compile(model, backend="inductor", fullgraph=True)(x)
+        if training:
+            y.sum().backward()
+
+    patch = inductor_config.patch(post_grad_custom_pre_pass=fusion, compile_threads=1)
+    with fresh_cache(), patch, torch.set_grad_enabled(training):
+        compile_s = timed(compile_and_call) - fusion.spent_s
+    return Share(
+        num_layers=num_layers,
+        training=training,
+        compile_s=compile_s,
+        pass_s=fusion.spent_s,
+        fraction=fusion.spent_s / compile_s,
+    )
 
 
 def _commit() -> str:
@@ -118,33 +134,43 @@ def _commit() -> str:
     return found.stdout.strip()
 
 
-def report(costs: list[Cost], share: Share | None) -> dict[str, object]:
+def report(costs: list[Cost], shares: list[Share]) -> dict[str, object]:
     """Everything that is kept, with what it was measured on."""
     return {
-        "what": "processor seconds of the fusion pass on training graphs of a sequence-parallel Llama, 4 ranks",
+        "what": "processor seconds of the fusion pass on graphs of a sequence-parallel Llama, 4 ranks, fake group",
         "commit": _commit(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "load_average": os.getloadavg()[1],
         "graphs": [asdict(cost) for cost in costs],
-        "compilation": asdict(share) if share else None,
+        "compilations": [asdict(share) for share in shares],
     }
 
 
 def main() -> None:
-    """Measure and write the result file."""
+    """Measure, and write the result file after each part."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, nargs="+", default=[8, 32, 128])
-    parser.add_argument("--compiled-layers", type=int, default=32, help="0: leave the compilation out")
+    parser.add_argument("--compiled-layers", type=int, default=32)
+    parser.add_argument("--training-layers", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    with fake_group(WORLD_SIZE) as group:
-        share = share_of_compilation(options.compiled_layers, group) if options.compiled_layers else None
-        costs = [one for layers in options.layers for one in rewrite_cost(layers, group, options.repeats)]
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report(costs, share), indent=2) + "\n")
+    torch.set_num_threads(1)
+    costs: list[Cost] = []
+    shares: list[Share] = []
+    with fake_group(WORLD_SIZE) as group:
+        parts: list[Callable[[], None]] = [
+            *(lambda n=n: costs.extend(rewrite_cost(n, group, options.repeats)) for n in options.layers),  # type: ignore[misc]
+            lambda: costs.extend(rewrite_cost(options.training_layers, group, options.repeats, training=True)),
+            lambda: shares.append(share_of_compilation(options.training_layers, group, training=True)),
+            lambda: shares.append(share_of_compilation(options.compiled_layers, group)),
+        ]
+        for part in parts:
+            part()
+            options.out.write_text(json.dumps(report(costs, shares), indent=2) + "\n")
 
 
 if __name__ == "__main__":
