@@ -16,26 +16,11 @@ from torch import Tensor, fx, nn
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch.distributed import _functional_collectives as funcol
 
+from tests.backend.calls import Layer
 from tests.spawn import run_cases
 
 HOOK = "post_grad_custom_post_pass"
-
-
-class RowParallel(nn.Module):
-    """Forward: an all-reduce behind a GEMM. Backward: another behind the GEMM for the input's gradient.
-
-    Nothing but GEMMs and collectives, so Inductor has no C++ to compile.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(24, 32, bias=False)
-        self.down = nn.Linear(32, 24, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return funcol.all_reduce(self.down(self.up(funcol.all_reduce(x, "sum", "0"))), "sum", "0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +43,8 @@ def compile_once(
     `turns`: rank 1 compiles after rank 0 has finished. `bake`: with a pass that puts the rank into the graph.
     """
     counters.clear()
-    module = RowParallel()
-    x = torch.randn(8, 24)
+    module = Layer()
+    x = torch.randn(8, 16)
     want = values_and_gradients(module, module, x)
     graphs: list[str] = []
     passes = [BakesTheRank(rank), Reader(graphs)] if bake else [Reader(graphs)]
