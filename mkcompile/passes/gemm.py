@@ -182,7 +182,9 @@ class _Terms:
             return Why(reason=Reason.ADDEND_NOT_GEMM, detail=bias.name)
         columns = shape_of(self.products[0].node)[-1]
         source = bias if _is_bias(bias, columns) else peel(bias)
-        if not _is_bias(source, columns) or not same_size(shape_of(node)[-1], columns):
+        # [N, 1] has as many elements as [1, N], and means something else
+        along_columns = all(same_size(shape_of(one)[-1], columns) for one in (bias, node) if shape_of(one))
+        if not _is_bias(source, columns) or not along_columns:
             return Why(reason=Reason.BIAS_SHAPE, detail=f"{bias.name} {shape_of(bias)}")
         if value(source).dtype != value(node).dtype:
             return Why(reason=Reason.UNEQUAL_PRODUCTS, detail=bias.name)

@@ -80,6 +80,10 @@ def bias_for_each_row(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     return reduced(x @ w.t() + bias[:8, None])
 
 
+def bias_for_each_of_as_many_rows(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return reduced(x.reshape(2, 16, 8) @ w.t() + bias[:, None])
+
+
 def two_biases(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     return reduced(nnf.linear(x, w, bias) + nnf.linear(x, w, bias))
 
@@ -135,6 +139,7 @@ CASES: list[tuple[Callable[..., object], Reason]] = [
     (permuted_before_scatter, Reason.OP_BETWEEN),
     (residual_before, Reason.ADDEND_NOT_GEMM),
     (bias_for_each_row, Reason.BIAS_SHAPE),
+    (bias_for_each_of_as_many_rows, Reason.BIAS_SHAPE),
     (two_biases, Reason.SEVERAL_BIASES),
     (scaled_addmm, Reason.GEMM_SCALED),
     (batched, Reason.GEMM_KIND),
