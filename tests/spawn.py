@@ -17,6 +17,7 @@ group does not reach the next one: torch.compile is reset and the group is made 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
@@ -98,8 +99,9 @@ def run_cases(
     """Run every case on `world_size` gloo ranks, one process a rank for all cases.
 
     `timeout_s` ends the whole spawn: ranks still running are killed, and their cases fail with the stack they were in.
-    `group_timeout_s` is the process group's timeout; a rank may be compiling for a while on a loaded machine. `environment` is set in the ranks before they run anything, but
-    after torch is imported: right for MKCOMPILE_* and TORCHINDUCTOR_CACHE_DIR, too late for most of torch's own.
+    `group_timeout_s` is the process group's timeout; a rank may be compiling for a while on a loaded machine.
+    `environment` is set in the ranks before they run anything, but after torch is imported: right for MKCOMPILE_* and
+    TORCHINDUCTOR_CACHE_DIR, too late for most of torch's own.
     """
     with tempfile.TemporaryDirectory(prefix="mkcompile-test-") as folder:
         job = _Job(
@@ -191,5 +193,7 @@ def _run_one(case: Case, rank: int, job: _Job, name: str) -> RankResult:
         text = traceback.format_exc()
         return RankResult(error=RankError(kind=type(error).__name__, message=str(error), traceback=text))
     finally:
+        torch._dynamo.reset()
         if dist.is_initialized():
             dist.destroy_process_group()
+        gc.collect()  # a group that something still refers to keeps its threads, which never sleep for long
