@@ -15,6 +15,4 @@ OPERATOR_MODULES = tuple(
     info.name for info in iter_modules(__path__) if info.name not in _SUPPORT and not info.name.startswith("_")
 )
 for _name in OPERATOR_MODULES:
-    _by_hand = vars(import_module(f"{__name__}.{_name}")).get(_name)
-    if _by_hand is not None:
-        globals()[_name] = _by_hand
+    globals()[_name] = getattr(import_module(f"{__name__}.{_name}"), _name)

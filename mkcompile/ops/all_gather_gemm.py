@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from mkcompile.errors import OperatorInputError
-from mkcompile.ops import checks, collectives
+from mkcompile.ops import by_hand, checks, collectives
 from mkcompile.ops._gemms import common_layout, dtype_name, static_size
+from mkcompile.ops.groups import AnyGroup
 from mkcompile.ops.problem import Problem
 from mkcompile.ops.registry import register
 
@@ -129,3 +130,25 @@ def _product(gathered_MK: Tensor, weight: Tensor, bias: Tensor | None, form: int
     if form == FORM_WEIGHT_TRANSPOSED:
         return torch.mm(weight, gathered_MK.t())
     return torch.mm(gathered_MK, weight) if bias is None else torch.addmm(bias, gathered_MK, weight)
+
+
+def all_gather_gemm(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, *, dim: int = 0, group: AnyGroup = None
+) -> Tensor:
+    """`all_gather(x, dim) @ w + bias`: a column-parallel linear layer on sequence-parallel input. Inference only.
+
+    Shapes: x [.., S, .., K] on each rank, gathered along `dim` (negative ones count from the last); w [K, N] (a
+    Linear's weight is `linear.weight.t()`), with all gathered columns where `dim` is the last; bias [N]; the result has
+    the gathered tensor's shape with N columns. `group` is a name, a ProcessGroup, a one-dimensional DeviceMesh, or None
+    for all ranks.
+    Raises: OperatorInputError, GroupError, PlanMismatchError.
+    """
+    name = AllGatherGemm.NAME
+    group_name, world_size = by_hand.group_and_size(name, group)
+    by_hand.rows(name, x)
+    counted = dim + x.dim() if dim < 0 else dim
+    call = AllGatherGemm(x, [w], [bias], [FORM_INPUT], counted, False, world_size, group_name, "")
+    (out_MN,) = by_hand.run(call)
+    leading = [size * world_size if i == counted else size for i, size in enumerate(x.shape[:-1])]
+    out: Tensor = out_MN.reshape(*leading, w.shape[1])
+    return out

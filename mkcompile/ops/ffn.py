@@ -10,8 +10,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from mkcompile.errors import OperatorInputError
-from mkcompile.ops import checks, collectives
+from mkcompile.ops import by_hand, checks, collectives
 from mkcompile.ops._gemms import common_layout, dtype_name, static_size
+from mkcompile.ops.groups import AnyGroup
 from mkcompile.ops.problem import Problem
 from mkcompile.ops.registry import register
 
@@ -163,3 +164,39 @@ class Ffn:
             gathers=self.gather_dim >= 0,
             scatters=scattered,
         )
+
+
+def ffn(
+    x: Tensor, w_up: Sequence[Tensor], w_down: Tensor, *, activation: str = "gelu", group: AnyGroup = None
+) -> Tensor:
+    """A tensor-parallel feed-forward network with its all-reduce. Inference only.
+
+    `act(x @ w_up[0]) @ w_down`, or with two up weights, gate first, `(act(x @ w_up[0]) * (x @ w_up[1])) @ w_down`,
+    summed over the group. `activation` is one of relu, relu2, gelu, gelu_tanh, silu.
+    Shapes: x [.., K], w_up[i] [K, H], w_down [H, N] (Linear weights transposed, `.t()`); the result [.., N] is the same
+    on every rank. `group` is a name, a ProcessGroup, a one-dimensional DeviceMesh, or None for all ranks.
+    Raises: OperatorInputError, GroupError, PlanMismatchError.
+    """
+    name = Ffn.NAME
+    group_name, world_size = by_hand.group_and_size(name, group)
+    x_MK = by_hand.rows(name, x)
+    checks.check_tensor(name, "w_down", w_down, 2)
+    call = Ffn(
+        x=x_MK,
+        w_up=list(w_up),
+        bias_up=[None] * len(w_up),
+        w_down=w_down,
+        bias_down=None,
+        activation=activation,
+        gated=len(w_up) > 1,
+        saved=[False] * (2 + len(w_up)),
+        gather_dim=-1,
+        shape=[x_MK.shape[0], w_down.shape[1]],
+        scatter_dim=-1,
+        reduce_op="sum",
+        world_size=world_size,
+        group=group_name,
+        plan_key="",
+    )
+    out_MN: Tensor = by_hand.run(call)[0]
+    return out_MN.reshape(*x.shape[:-1], w_down.shape[1])
