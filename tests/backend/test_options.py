@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, fx
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -21,7 +22,7 @@ from mkcompile import backend
 from mkcompile.config import Options
 from mkcompile.errors import OptionError
 from mkcompile.ops.problem import Problem
-from mkcompile.passes.fusion_pass import FusionPass
+from mkcompile.passes.fusion_pass import FusionPass, group_sizes
 from mkcompile.passes.reason import Reason
 
 BFLOAT16: dict[str, Any] = {"dtype": "bfloat16", "dtype_bytes": 2}
@@ -210,6 +211,27 @@ def test_users_own_passes_keep_working(
     assert (before.num_graphs, before.num_fused) == (1, 0)
     assert (after.num_graphs, after.num_fused) == (1, 1)
     assert fused(seen) == ["gemm_all_reduce"]
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ("mkcompile.passes.fusion_pass.source_digest", lambda: "other sources"),
+        ("mkcompile.passes.fusion_pass.group_sizes", lambda: "0=4"),
+        ("torch.__version__", "2.99"),
+    ],
+)
+def test_uuid_covers(fake_world: int, monkeypatch: pytest.MonkeyPatch, where: str, value: Any) -> None:
+    before = FusionPass().uuid()
+    assert before == FusionPass().uuid() != FusionPass(Options(fuse="never")).uuid()
+    monkeypatch.setattr(where, value)
+    assert FusionPass().uuid() != before
+
+
+def test_group_sizes_are_those_of_all_groups(fake_world: int) -> None:
+    assert group_sizes() == "0=2"
+    dist.new_group([0])
+    assert group_sizes() == "0=2,1=1"
 
 
 def test_chained_pass_without_uuid_turns_caching_off() -> None:
