@@ -41,7 +41,9 @@ def run(*command: str | Path) -> bool:
 
 
 def quietly(*command: str | Path) -> bool:
-    """Does the command succeed? Nothing is shown."""
+    """Does the command succeed? Nothing is shown; a command that does not exist fails."""
+    if not shutil.which(str(command[0])):
+        return False
     return subprocess.run([str(part) for part in command], capture_output=True, check=False).returncode == 0
 
 
@@ -129,6 +131,7 @@ def main() -> None:
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument("--browser", action="store_true", help="also install a browser for the report's tests")
     args = parser.parse_args()
+    args.venv = args.venv.resolve()
     if sys.version_info < OLDEST_PYTHON:
         sys.exit(
             f"setup: Python {'.'.join(map(str, OLDEST_PYTHON))} or newer is needed, this is {sys.version.split()[0]}"
