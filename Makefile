@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 REPORTS := build
+TESTS := not slow and not gpu and not gpu2
 
 .PHONY: demo test test-all test-gpu bench bench-models lint setup clean
 .DEFAULT_GOAL := help
@@ -28,9 +29,9 @@ lint: $(VENV)/.ready
 	@$(PY) -m mypy
 
 test: $(VENV)/.ready
-	@$(PYTHON) tools/setup.py --venv $(VENV) --browser
+	@$(PYTHON) tools/setup.py --browser
 	@$(MAKE) --no-print-directory lint
-	@$(PY) -m pytest -m "not slow and not gpu and not gpu2" --durations 10
+	@$(PY) -m pytest -m "$(TESTS)" --durations 10
 	@$(PY) tools/receipt.py check
 
 test-all: $(VENV)/.ready

@@ -125,13 +125,23 @@ def write_checkout_install(python: Path) -> None:
     (info / "entry_points.txt").write_text("[torch_dynamo_backends]\nmkernel = mkcompile.backend:mkernel\n")
 
 
+def install_browser() -> None:
+    """A browser for the tests that open the report, where that needs no password; elsewhere they say that they skip."""
+    missing = not any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
+    if missing and os.geteuid() == 0 and shutil.which("apt-get"):
+        system_packages({"chromium": True}, "the tests of the report")
+
+
 def main() -> None:
     """Make everything ready, then leave a stamp for make."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
-    parser.add_argument("--browser", action="store_true", help="also install a browser for the report's tests")
+    parser.add_argument("--browser", action="store_true", help="only install a browser for the report's tests")
     args = parser.parse_args()
     args.venv = args.venv.resolve()
+    if args.browser:
+        install_browser()
+        return
     if sys.version_info < OLDEST_PYTHON:
         sys.exit(
             f"setup: Python {'.'.join(map(str, OLDEST_PYTHON))} or newer is needed, this is {sys.version.split()[0]}"
