@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch.distributed as dist
@@ -14,9 +15,8 @@ from mkcompile.errors import GroupError
 AnyGroup = str | ProcessGroup | DeviceMesh | None
 
 
-def find(name: str) -> ProcessGroup:
-    """torch's own look-up, without checks; about 0.4 us. The cast: 2.11 takes a str, 2.13 a NewType of it."""
-    return _resolve_process_group(cast(Any, name))
+#: torch's own look-up of a name, without checks; about 0.4 us. The cast: 2.11 takes a str, 2.13 a NewType of it.
+find: Callable[[str], ProcessGroup] = cast(Any, _resolve_process_group)
 
 
 def resolve(operator: str, name: str) -> ProcessGroup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol
@@ -37,12 +38,37 @@ class Call(Protocol):
 
 
 Launcher = Callable[[Call], Any]
+#: Takes an operator's arguments as torch passes them. Returns the result, or None to have the call made and launched.
+Shortcut = Callable[..., Any]
+
+
+class ShortcutLauncher(ABC):
+    """A launcher with a short way for calls like those that it has taken before: no `Call` is made for them."""
+
+    @abstractmethod
+    def __call__(self, call: Call) -> Any:
+        """The result, or None where the reference is to compute it."""
+
+    @abstractmethod
+    def shortcut(self, call_type: type[Call]) -> Shortcut | None:
+        """The short way of one operator; asked once, when the launcher is installed."""
+
+
+@dataclass(slots=True)
+class _Operator:
+    call_type: type[Call]
+    shortcut: Shortcut | None = None
 
 
 @dataclass(slots=True)
 class _Registry:
-    calls: dict[str, type[Call]] = field(default_factory=dict)
+    operators: dict[str, _Operator] = field(default_factory=dict)
     launcher: Launcher | None = None
+
+    def connect(self, operator: _Operator) -> None:
+        """Give an operator the launcher's short way, if there is one."""
+        launcher = self.launcher
+        operator.shortcut = launcher.shortcut(operator.call_type) if isinstance(launcher, ShortcutLauncher) else None
 
 
 _REGISTRY = _Registry()
@@ -51,7 +77,14 @@ _REGISTRY = _Registry()
 def register(call_type: type[Call]) -> type[Call]:
     """Class decorator: define `mkcompile::<NAME>` in torch, with its fake, for CPU and CUDA tensors."""
 
+    operator = _Operator(call_type)
+
     def implementation(*args: Any) -> Any:
+        shortcut = operator.shortcut
+        if shortcut is not None:
+            result = shortcut(*args)
+            if result is not None:
+                return result
         call = call_type(*args)
         launcher = _REGISTRY.launcher
         result = launcher(call) if launcher is not None else None
@@ -70,7 +103,8 @@ def register(call_type: type[Call]) -> type[Call]:
     for device in ("CPU", "CUDA"):
         LIBRARY.impl(call_type.NAME, implementation, device)  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"mkcompile::{call_type.NAME}", fake, lib=LIBRARY)
-    _REGISTRY.calls[call_type.NAME] = call_type
+    _REGISTRY.operators[call_type.NAME] = operator
+    _REGISTRY.connect(operator)
     return call_type
 
 
@@ -87,13 +121,15 @@ def arguments(call: Call) -> tuple[Any, ...]:
 
 def call_types() -> dict[str, type[Call]]:
     """All registered operators by name."""
-    return dict(_REGISTRY.calls)
+    return {name: operator.call_type for name, operator in _REGISTRY.operators.items()}
 
 
 def set_launcher(launcher: Launcher | None) -> None:
     """Install (or with None remove) the runtime's launcher.
 
     It is given every call that carries real tensors, and returns the result, or None where the reference is to
-    compute it.
+    compute it. A `ShortcutLauncher` may return the results of later calls before a `Call` is made.
     """
     _REGISTRY.launcher = launcher
+    for operator in _REGISTRY.operators.values():
+        _REGISTRY.connect(operator)

@@ -10,6 +10,7 @@ import ctypes
 MAX_WORLD = 16
 MAX_TERMS = 4
 TENSOR_MAP_BYTES = 128
+MAP_ALIGNMENT_BYTES = 64
 WORKSPACE_HEADER_BYTES = 512
 NUM_FLAG_KINDS = 4
 
@@ -86,6 +87,13 @@ class KernelArguments(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("reserved", ctypes.c_uint32),
     )
+
+
+def new_arguments() -> KernelArguments:
+    """A zeroed block that lies as the driver wants tensor maps, which come first in it and are whole multiples."""
+    size = ctypes.sizeof(KernelArguments)
+    storage = (ctypes.c_char * (size + MAP_ALIGNMENT_BYTES))()
+    return KernelArguments.from_buffer(storage, -ctypes.addressof(storage) % MAP_ALIGNMENT_BYTES)
 
 
 _MIRRORS: tuple[tuple[str, type[ctypes.Structure]], ...] = (

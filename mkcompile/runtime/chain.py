@@ -43,14 +43,14 @@ class LaunchChain:
     def enter(self, stream: int) -> int:
         """Before a launch: the stream waits for the last one. Returns the capture that the launch is part of, or 0."""
         capture = self._streams.capture_id(stream)
-        last = self._last(capture)
+        last = self._last(capture) if capture else self._eager
         if last is not None and last.stream != stream:
             self._streams.wait_event(stream, last.event)
         return capture
 
     def leave(self, stream: int, capture: int) -> None:
         """After the launch."""
-        link = self._last(capture)
+        link = self._last(capture) if capture else self._eager
         if link is None:
             link = _Link(self._streams.create_event(), stream)
             if capture:
@@ -61,8 +61,6 @@ class LaunchChain:
         link.stream = stream
 
     def _last(self, capture: int) -> _Link | None:
-        if not capture:
-            return self._eager
         if self._captured is not None and self._captured[0] == capture:
             return self._captured[1]
         return None

@@ -1,7 +1,7 @@
 """The way of one operator call at run time: check and agree the first time, then a kernel if there is one for it.
 
 `Dispatch` is what `ops.registry.set_launcher` gets. It returns the result, or None where the operator's reference is
-to compute it.
+to compute it. Calls that a kernel has taken before go by the kernel source's short way, which this file is not on.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 from torch import Tensor
 
-from mkcompile.ops.registry import Call
+from mkcompile.ops.registry import Call, Shortcut, ShortcutLauncher
 from mkcompile.runtime.agree import Agreement
 
 # The result of the call by a fused kernel, or None where there is none for it. Decides by what all ranks share.
 KernelSource = Callable[[Call], Any]
 
 
-class Dispatch:
+class Dispatch(ShortcutLauncher):
     """Agreement first, so that a launch that the ranks do not share never starts; then the kernel source."""
 
     def __init__(self, agreement: Agreement, kernels: KernelSource | None = None) -> None:
@@ -36,6 +36,10 @@ class Dispatch:
             problem = call.problem()
             self._agreement.reach(call.group, signature, f"{call.NAME} m={problem.m},{problem.key()}")
         return None if self._kernels is None else self._kernels(call)
+
+    def shortcut(self, call_type: type[Call]) -> Shortcut | None:
+        """The kernel source's own: it knows only calls that came to it from here, so the ranks have agreed on them."""
+        return self._kernels.shortcut(call_type) if isinstance(self._kernels, ShortcutLauncher) else None
 
     def _signature(self, call: Call) -> Hashable:
         """What distinguishes calls that need an agreement of their own; cheap where the graph carries a plan key."""

@@ -22,7 +22,7 @@ from mkcompile.runtime.tile_schedule import LaunchSize
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _ALIGNED_ELEMENTS = 8
-_ALIGNED_BYTES = 16
+ALIGNED_BYTES = 16
 
 Reduction = GemmReduceScatter | GemmAllReduce
 
@@ -129,7 +129,7 @@ def _has_rows(tensor: Tensor) -> bool:
 
 def as_rows(tensor: Tensor) -> Tensor:
     """The tensor where the copy engine can read it, else a copy."""
-    if _has_rows(tensor) and tensor.data_ptr() % _ALIGNED_BYTES == 0:
+    if _has_rows(tensor) and tensor.data_ptr() % ALIGNED_BYTES == 0:
         return tensor
     return torch.empty_like(tensor, memory_format=torch.contiguous_format).copy_(tensor)
 
@@ -141,6 +141,6 @@ def as_weight(w_KN: Tensor, layout: WeightLayout) -> Tensor:
 
 def as_vector(bias: Tensor) -> Tensor:
     """The bias in one aligned piece, or a copy."""
-    if bias.stride(0) == 1 and bias.data_ptr() % _ALIGNED_BYTES == 0:
+    if bias.stride(0) == 1 and bias.data_ptr() % ALIGNED_BYTES == 0:
         return bias
     return torch.empty_like(bias, memory_format=torch.contiguous_format).copy_(bias)

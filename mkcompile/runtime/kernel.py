@@ -12,6 +12,7 @@ A launch needs its device to be current in the calling thread, as torch's own op
 from __future__ import annotations
 
 import ctypes
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -28,6 +29,7 @@ ARCHITECTURE = "sm_90a"
 #: Without NVRTC's own cache, which answers without the resource report.
 OPTIONS = (f"--gpu-architecture={ARCHITECTURE}", "-std=c++20", "--ptxas-options=-v", "--no-cache")
 _ENTRY_POINT = "mk_kernel"
+_A_OFFSET, _WEIGHT_OFFSET, _OUT_OFFSET = (getattr(abi.KernelArguments, name).offset for name in ("a", "weight", "out"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,10 +213,10 @@ class PreparedLaunch:
     def __init__(self, kernel: LoadedKernel, arguments: LaunchArguments) -> None:
         config, schedule, size = kernel.config, arguments.schedule, arguments.size
         _check_arguments(config, arguments)
-        packed = abi.KernelArguments(
-            m=size.m, n=size.n, terms=len(arguments.terms), segments=arguments.segments, bias=arguments.bias,
-            raster_group=schedule.raster_group, lag=schedule.lag, pace_ns=schedule.pace_ns, scale=arguments.scale,
-        )  # fmt: skip
+        packed = abi.new_arguments()
+        packed.m, packed.n, packed.terms, packed.segments = size.m, size.n, len(arguments.terms), arguments.segments
+        packed.raster_group, packed.lag, packed.pace_ns = schedule.raster_group, schedule.lag, schedule.pace_ns
+        packed.bias, packed.scale = arguments.bias, arguments.scale
         owners = size.world if config.operator == "gemm_reduce_scatter" else 1
         packed.segment_rows = size.m // (arguments.segments * owners)
         if config.reduces and schedule.lag < 1:
@@ -222,25 +224,51 @@ class PreparedLaunch:
         _fill_maps(packed, config, arguments)
         _fill_peers(packed, config, arguments)
         self._kernel = kernel
-        self._packed = packed
-        self._parameters = (ctypes.c_void_p * 1)(ctypes.addressof(packed))
         self._attribute = driver.cooperative_attribute()
-        self._config = driver.LaunchConfig(
+        launch_config = driver.LaunchConfig(
             grid=(schedule.grid, 1, 1),
             block=(NUM_THREADS, 1, 1),
             shared_bytes=config.shared_bytes,
             attributes=ctypes.pointer(self._attribute),
             num_attributes=1 if config.reduces else 0,
         )
+        self._take(packed, launch_config)
+
+    def _take(self, packed: abi.KernelArguments, launch_config: driver.LaunchConfig) -> None:
+        """The call's arguments as ctypes takes them without a conversion."""
+        self._packed, self._config = packed, launch_config
+        self._stream = 0
         self._launch = driver.library().cuLaunchKernelEx
+        self._config_reference = ctypes.byref(launch_config)
+        self._function = self._kernel.function
+        self._parameters = (ctypes.c_void_p * 1)(ctypes.addressof(packed))
+
+    def moved(self, addresses: tuple[int, ...]) -> PreparedLaunch:
+        """The same launch of operands that lie elsewhere, at the same strides; a fraction of preparing it anew.
+
+        `addresses`: of all a, all weights, the result, and the bias if there is one, each a multiple of 16.
+        """
+        twin = copy(self)
+        launch_config = driver.LaunchConfig.from_buffer_copy(self._config)
+        launch_config.stream = 0
+        twin._take(abi.new_arguments(), launch_config)
+        packed, base, terms = twin._packed, ctypes.addressof(twin._packed), self._packed.terms
+        ctypes.memmove(base, ctypes.addressof(self._packed), ctypes.sizeof(packed))
+        for i in range(terms):
+            tensor_map.move(base + _A_OFFSET + i * abi.TENSOR_MAP_BYTES, addresses[i])
+            tensor_map.move(base + _WEIGHT_OFFSET + i * abi.TENSOR_MAP_BYTES, addresses[terms + i])
+        tensor_map.move(base + _OUT_OFFSET, addresses[2 * terms])
+        packed.bias = addresses[-1] if self._kernel.config.has_bias else 0
+        return twin
 
     def run(self, stream: int) -> None:
         """Enqueue it on a stream of the kernel's device, which must be current.
 
         Raises: DriverError.
         """
-        self._config.stream = stream
-        code = self._launch(ctypes.byref(self._config), self._kernel.function, self._parameters, None)
+        if stream != self._stream:
+            self._stream = self._config.stream = stream
+        code = self._launch(self._config_reference, self._function, self._parameters, None)
         if code:
             driver.check(f"cuLaunchKernelEx({self._kernel.config.name}, grid {self._config.grid[0]})", code)
 

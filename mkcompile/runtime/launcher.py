@@ -1,16 +1,18 @@
 """The kernel source of `dispatch`: an operator call on CUDA tensors becomes one launch on the current stream.
 
-The first call of a signature decides and compiles (`Operation`); what later calls do is a look-up, the result's
-allocation and a launch. Results are ordinary memory of the allocator and all work is on the current stream, so no
-tensor needs to be recorded on another one.
+The first call of a signature decides and compiles (`Operation`); later calls come by `shortcut`, without a `Call`, and
+do a look-up, the result's allocation and a launch. Results are ordinary memory of the allocator and all work is on the
+current stream, so no tensor needs to be recorded on another one.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,15 +20,16 @@ from torch.distributed import ProcessGroup
 
 from mkcompile.config import settings
 from mkcompile.errors import WorkspaceError
-from mkcompile.ops import groups
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
-from mkcompile.ops.registry import Call
+from mkcompile.ops.groups import find
+from mkcompile.ops.registry import Call, Shortcut, ShortcutLauncher, arguments
 from mkcompile.runtime import form as forms
 from mkcompile.runtime.chain import LaunchChain
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.faults import FaultBoard
 from mkcompile.runtime.form import Form, Reduction
+from mkcompile.runtime.host import contiguous_strides
 from mkcompile.runtime.kernel import LoadedKernel
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.operation import Device, Group, Operation
@@ -37,6 +40,8 @@ from mkcompile.runtime.workspace import WARM_UP_FIRST, Demand, GroupWorkspace
 _LOG = logging.getLogger(__name__)
 # Signatures kept: dynamic shapes make new ones without end.
 _MAX_OPERATIONS = 4096
+# Where the options of a call name its group.
+_GROUP = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class _Unfused:
     process_group: Callable[[], ProcessGroup | None] | None = None
 
 
-class Launcher:
+class Launcher(ShortcutLauncher):
     """All fused launches of this process. Called with every operator call; None leaves it to the reference."""
 
     def __init__(self, platform: Platform | None = None, tactics: Tactics = modelled) -> None:
@@ -68,17 +73,38 @@ class Launcher:
             self._board.check()
         if not isinstance(call, (GemmReduceScatter, GemmAllReduce)):
             return None
-        signature = _signature(call)
+        operands, options = (call.x, call.w, call.bias), _options(call)
+        signature = _signature(*operands, options)
         operation = self._operations.get(signature)
         if operation is None or not _holds(operation, call.group):
             operation = self._decide(call, signature)
         if isinstance(operation, _Unfused):
             return None
-        platform, device = self._platform, operation.device.device
-        if platform.is_current(device):
-            return operation.run(call, platform.current_stream(device))
-        with torch.cuda.device(device):
-            return operation.run(call, platform.current_stream(device))
+        return operation.run(*operands)
+
+    def shortcut(self, call_type: type[Call]) -> Shortcut | None:
+        """For calls that differ from an earlier one in nothing but addresses."""
+        if call_type is GemmAllReduce:
+            return self._again
+        return self._reduce_scatter if call_type is GemmReduceScatter else None
+
+    def _reduce_scatter(
+        self, x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None, shape: Sequence[int], *options: Any
+    ) -> Tensor | None:
+        return self._again(x, w, bias, tuple(shape), *options)
+
+    def _again(self, x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None, *options: Any) -> Tensor | None:
+        """As a call, but None also where there is anything to decide. Raises: as a call."""
+        operation = self._operations.get(_signature(x, w, bias, options))
+        if not isinstance(operation, Operation):
+            return None
+        try:
+            if operation.process_group() is not find(options[_GROUP]):
+                return None
+        except (RuntimeError, KeyError, ValueError):  # no group has the name: what the long way says of it
+            return None
+        operation.group.workspace.board.check()
+        return operation.run(x, w, bias)
 
     def held_bytes(self) -> int:
         """Symmetric memory that this process holds, over all groups."""
@@ -115,6 +141,7 @@ class Launcher:
             demand=Demand.of(config, schedule, form.size),
             device=device,
             group=group,
+            allocate=partial(device.host.empty, form.out_shape, contiguous_strides(form.out_shape), call.x[0].dtype),
             process_group=group.workspace.exchange.group,
         )
 
@@ -122,13 +149,17 @@ class Launcher:
         found = self._devices.get(device)
         if found is None:
             max_grid = max(1, self._platform.num_sms(device) - settings().sm_reserve)
-            found = Device(device=device, max_grid=max_grid, chain=LaunchChain(self._platform.streams(device)))
-            self._devices[device] = found
+            found = self._devices[device] = Device(
+                device=device,
+                max_grid=max_grid,
+                chain=LaunchChain(self._platform.streams(device)),
+                host=self._platform.host(device),
+            )
         return found
 
     def _group(self, name: str, device: torch.device) -> Group:
         """The group's state; a new one where the name belongs to another group than before. Collective when new."""
-        process_group = groups.find(name)
+        process_group = find(name)
         found = self._groups.get((name, device))
         if found is not None and found.workspace.exchange.group() is not process_group:
             self._forget(found)
@@ -173,20 +204,28 @@ class Launcher:
 def _holds(operation: Operation | _Unfused, name: str) -> bool:
     """Is the decision about the group that has this name now?"""
     if isinstance(operation, _Unfused):
-        return operation.process_group is None or operation.process_group() is groups.find(name)
-    return operation.process_group() is groups.find(name)
+        return operation.process_group is None or operation.process_group() is find(name)
+    return operation.process_group() is find(name)
 
 
-def _signature(call: Reduction) -> Hashable:
-    """All but the addresses of what a launch depends on."""
-    x, bias = call.x, call.bias
-    leading = x[0]
-    parts: list[Hashable] = [call.group, call.reduce_op, leading.dtype, leading.get_device()]
-    for tensor in x:
-        parts += (tensor.shape, tensor.stride())
-    for tensor in call.w:
-        parts += (tensor.shape, tensor.stride())
-    parts.append(None if bias is None else bias.stride())
-    if isinstance(call, GemmReduceScatter):
-        parts += (call.dim, tuple(call.shape))
+def _options(call: Reduction) -> tuple[Any, ...]:
+    """The arguments after the tensors."""
+    options = arguments(call)[3:]
+    return (tuple(call.shape), *options[1:]) if isinstance(call, GemmReduceScatter) else options
+
+
+def _signature(
+    x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None, options: tuple[Any, ...]
+) -> tuple[Hashable, ...]:
+    """All but the addresses of what the checks, the agreement and the launch depend on."""
+    if bias is None and len(x) == 1 and len(w) == 1:
+        x_MK, w_KN = x[0], w[0]
+        return (
+            options,
+            x_MK.shape, x_MK.stride(), x_MK.dtype, x_MK.get_device(),
+            w_KN.shape, w_KN.stride(), w_KN.dtype, w_KN.get_device(),
+        )  # fmt: skip
+    parts: list[Hashable] = [len(x), bias is None, options]
+    for tensor in (*x, *w) if bias is None else (*x, *w, bias):
+        parts += (tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device())
     return tuple(parts)

@@ -12,13 +12,15 @@ from torch.distributed import ProcessGroup
 
 from mkcompile.runtime import form as forms
 from mkcompile.runtime.chain import LaunchChain
-from mkcompile.runtime.form import Form, Reduction
+from mkcompile.runtime.form import Form
+from mkcompile.runtime.host import Host
 from mkcompile.runtime.kernel import LaunchArguments, LoadedKernel, PreparedLaunch
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.tile_schedule import TileSchedule
 from mkcompile.runtime.workspace import Demand, GroupWorkspace, Workspace
 
+_Tensors = tuple[Sequence[Tensor], Sequence[Tensor], Tensor | None, Tensor]
 # Argument blocks kept for each signature: one for each set of addresses that its operands have had.
 _MAX_LAUNCHES = 256
 
@@ -30,6 +32,7 @@ class Device:
     device: torch.device
     max_grid: int
     chain: LaunchChain
+    host: Host
     lock: threading.Lock = field(default_factory=threading.Lock)
     kernels: dict[KernelConfig, LoadedKernel] = field(default_factory=dict)
 
@@ -44,7 +47,9 @@ class Group:
 
 @dataclass(slots=True, kw_only=True)
 class Operation:
-    """All calls of one signature. `launches` are the argument blocks by the operands' addresses."""
+    """All calls of one signature. `launches` are the argument blocks by the operands' addresses; `model` is one of
+    operands that were read in place, of which those of other addresses are made.
+    """
 
     form: Form
     kernel: LoadedKernel
@@ -52,23 +57,32 @@ class Operation:
     demand: Demand
     device: Device
     group: Group
+    allocate: Callable[[], Tensor]
     process_group: Callable[[], ProcessGroup | None]
     workspace: Workspace | None = None
+    model: PreparedLaunch | None = None
     launches: dict[tuple[int, ...], PreparedLaunch] = field(default_factory=dict)
 
-    def run(self, call: Reduction, stream: int) -> Tensor:
-        """Raises: WorkspaceError, PeerTimeoutError, UnsupportedDeviceError, DriverError."""
-        device = self.device
-        out = call.x[0].new_empty(self.form.out_shape)
-        addresses = _addresses(call.x, call.w, call.bias, out)
+    def run(self, x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+        """On the current stream of the operands' device.
+
+        Raises: WorkspaceError, PeerTimeoutError, UnsupportedDeviceError, DriverError.
+        """
+        device, host = self.device, self.device.host
+        if host.current_device() != host.device_idx:
+            with torch.cuda.device(device.device):
+                return self.run(x, w, bias)
+        out = self.allocate()
+        addresses = _addresses(x, w, bias, out)
         with device.lock:
+            stream = host.current_stream()
             capture = device.chain.enter(stream)
             current = self.group.workspace.current
             if self.workspace is not current or current is None or current.slot.failed or capture:
                 self._bind(capture != 0)
             launch = self.launches.get(addresses)
             if launch is None:
-                self._launch_new(call, out, addresses, stream)
+                self._launch_new((x, w, bias, out), addresses, stream)
             else:
                 launch.run(stream)
             device.chain.leave(stream, capture)
@@ -79,18 +93,29 @@ class Operation:
         if workspace is not self.workspace:
             self.workspace = workspace
             self.launches.clear()
+            self.model = None
 
-    def _launch_new(self, call: Reduction, out: Tensor, addresses: tuple[int, ...], stream: int) -> None:
+    def _launch_new(self, tensors: _Tensors, addresses: tuple[int, ...], stream: int) -> None:
         """Launch from addresses that were not seen before; operands that can't be read in place are copied first."""
-        x = [forms.as_rows(x_MK) for x_MK in call.x]
-        w = [forms.as_weight(w_KN, self.form.config.weight_layout) for w_KN in call.w]
-        bias = None if call.bias is None else forms.as_vector(call.bias)
+        if self.model is not None and not any(address % forms.ALIGNED_BYTES for address in addresses):
+            launch = self.model.moved(addresses)
+            launch.run(stream)
+            self._keep(addresses, launch)
+            return
+        given_x, given_w, given_bias, out = tensors
+        x = [forms.as_rows(x_MK) for x_MK in given_x]
+        w = [forms.as_weight(w_KN, self.form.config.weight_layout) for w_KN in given_w]
+        bias = None if given_bias is None else forms.as_vector(given_bias)
         launch = PreparedLaunch(self.kernel, self._arguments(x, w, bias, out))
         launch.run(stream)
         if _addresses(x, w, bias, out) == addresses:
-            if len(self.launches) >= _MAX_LAUNCHES:
-                self.launches.clear()
-            self.launches[addresses] = launch
+            self._keep(addresses, launch)
+            self.model = launch
+
+    def _keep(self, addresses: tuple[int, ...], launch: PreparedLaunch) -> None:
+        if len(self.launches) >= _MAX_LAUNCHES:
+            self.launches.clear()
+        self.launches[addresses] = launch
 
     def _arguments(self, x: list[Tensor], w: list[Tensor], bias: Tensor | None, out: Tensor) -> LaunchArguments:
         assert self.workspace is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -10,6 +11,7 @@ from mkcompile.runtime import driver, probe
 from mkcompile.runtime.chain import StreamOperations
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.faults import HostMemory
+from mkcompile.runtime.host import Host
 from mkcompile.runtime.kernel import LoadedKernel, compile_kernel, load_kernel
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.streams import DriverStreams
@@ -25,8 +27,7 @@ class Platform(Protocol):
 
     def num_sms(self, device: torch.device) -> int: ...
     def streams(self, device: torch.device) -> StreamOperations: ...
-    def current_stream(self, device: torch.device) -> int: ...
-    def is_current(self, device: torch.device) -> bool: ...
+    def host(self, device: torch.device) -> Host: ...
     def is_capturing(self) -> bool: ...
     def obstacle(self, exchange: Exchange, device: torch.device) -> str:
         """Collective: why the ranks can't launch together; empty if they can."""
@@ -50,14 +51,15 @@ class CudaPlatform:
         """Events and captures of the device."""
         return DriverStreams()
 
-    def current_stream(self, device: torch.device) -> int:
-        """Torch's current stream, a raw handle."""
+    def host(self, device: torch.device) -> Host:
+        """Torch's own; the allocation is the one that Inductor's code calls, without the dispatcher."""
         assert device.index is not None
-        return torch._C._cuda_getCurrentRawStream(device.index)
-
-    def is_current(self, device: torch.device) -> bool:
-        """Is it the calling thread's device?"""
-        return torch._C._cuda_getDevice() == device.index
+        return Host(
+            device_idx=device.index,
+            current_device=torch._C._cuda_getDevice,
+            current_stream=partial(torch._C._cuda_getCurrentRawStream, device.index),
+            empty=torch._C._dynamo.guards._empty_strided_cuda,  # type: ignore[attr-defined]
+        )
 
     def is_capturing(self) -> bool:
         """Is the current stream part of a capture?"""

@@ -41,6 +41,7 @@ class DriverStreams:
         self._record = _function("cuEventRecord", ctypes.c_void_p, ctypes.c_void_p)
         self._wait = _function("cuStreamWaitEvent", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
         self._capture, self._rest = _capture_function()
+        self._is_capturing = torch._C._cuda_isCurrentStreamCapturing
         self._status = ctypes.c_int()
         self._id = ctypes.c_uint64()
         self._status_address = ctypes.addressof(self._status)
@@ -68,7 +69,7 @@ class DriverStreams:
 
         Torch's question comes first: it is cheaper, and it makes the device's context current in a new thread.
         """
-        if not torch.cuda.is_current_stream_capturing():
+        if not self._is_capturing():
             return 0
         code = self._capture(stream, self._status_address, self._id_address, *self._rest)
         if code:

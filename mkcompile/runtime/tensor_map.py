@@ -79,3 +79,10 @@ def encode(
     )
     driver.check(f"cuTensorMapEncodeTiled(sizes={tuple(sizes)}, strides={tuple(strides)}, box={tuple(box)})", code)
     return ctypes.string_at(aligned, TENSOR_MAP_BYTES)
+
+
+def move(map_address: int, pointer: int) -> None:
+    """Let a map that lies at an aligned address describe an array elsewhere, of the same sizes and strides."""
+    code = driver.library().cuTensorMapReplaceAddress(ctypes.c_void_p(map_address), ctypes.c_void_p(pointer))
+    if code:
+        driver.check(f"cuTensorMapReplaceAddress({pointer:#x})", code)

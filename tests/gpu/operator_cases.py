@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from mkcompile.ops.registry import call_types
 from tests.gpu.pair import KERNELS, Pair, Product
 
 ROWS = (1, 2, 16, 17, 63, 64, 65, 127, 128, 129, 255, 1000, 2048, 4097, 8192)
@@ -105,8 +107,9 @@ def misaligned_operand_is_copied(pair: Pair) -> dict[str, Any]:
 
 
 def host_overhead(pair: Pair) -> dict[str, Any]:
-    """Host time of a call: enqueueing alone, in batches that the launch queue holds."""
-    times_us = {}
+    """Host time of a call: enqueueing alone, in batches that the launch queue holds; and of what it is made of."""
+    times_us: dict[str, float] = {}
+    parts_us: dict[str, dict[str, float]] = {}
     for operator in KERNELS:
         product = Product(operator=operator, rows=64, n=64, k=64)
         x, w, _ = product.inputs(pair, pair.rank)
@@ -116,15 +119,41 @@ def host_overhead(pair: Pair) -> dict[str, Any]:
         else:
             arguments = ([x], [w], None, [128, 64], 0, "sum", 2, name, "key")
         overload = getattr(torch.ops.mkcompile, operator).default
-        best = float("inf")
-        for _ in range(20):
-            pair.meet()
-            started = time.perf_counter()
-            for _ in range(100):
-                overload(*arguments)
-            best = min(best, (time.perf_counter() - started) / 100)
-        times_us[operator] = round(best * 1e6, 2)
-    return {"host_us": times_us}
+        times_us[operator] = _best_us(pair, lambda: overload(*arguments))  # noqa: B023 (called in this round)
+        if pair.on_gpu:
+            parts_us[operator] = _parts_us(pair, operator, arguments)
+    return {"host_us": times_us, "parts_us": parts_us}
+
+
+def _best_us(pair: Pair, run: Callable[[], object], calls: int = 100) -> float:
+    best = float("inf")
+    for _ in range(20):
+        pair.meet()
+        started = time.perf_counter()
+        for _ in range(calls):
+            run()
+        best = min(best, (time.perf_counter() - started) / calls)
+    return round(best * 1e6, 2)
+
+
+def _parts_us(pair: Pair, operator: str, arguments: tuple[Any, ...]) -> dict[str, float]:
+    """The short way without torch's dispatcher, and what that asks of torch and the driver."""
+    call_type = call_types()[operator]
+    short = pair.launcher.shortcut(call_type)
+    assert short is not None
+    operation = pair.launcher.operation(operator)
+    overload = getattr(torch.ops.mkcompile, operator).default
+    out = overload(*arguments)  # kept, for the launch that is repeated
+    launch = next(one for addresses, one in operation.launches.items() if addresses[-1] == out.data_ptr())
+    chain, stream = operation.device.chain, operation.device.host.current_stream()
+    return {
+        "in_batches_of_10": _best_us(pair, lambda: overload(*arguments), calls=10),
+        "without_dispatcher": _best_us(pair, lambda: short(*arguments)),
+        "launch": _best_us(pair, lambda: launch.run(stream)),
+        "event": _best_us(pair, lambda: chain.leave(stream, 0)),
+        "capture": _best_us(pair, lambda: chain.enter(stream)),
+        "allocation": _best_us(pair, operation.allocate),
+    }
 
 
 CASES = {

@@ -23,13 +23,14 @@ from mkcompile.backend import inductor_patches, with_pass
 from mkcompile.config import Options
 from mkcompile.errors import PeerTimeoutError
 from mkcompile.ops.problem import Problem
-from mkcompile.ops.registry import Call, set_launcher
+from mkcompile.ops.registry import Call, Shortcut, set_launcher
 from mkcompile.passes.fusion_pass import FusionPass
 from mkcompile.passes.reason import Reason
 from mkcompile.runtime.agree import Agreement
 from mkcompile.runtime.dispatch import Dispatch
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.launcher import Launcher
+from mkcompile.runtime.operation import Operation
 from mkcompile.runtime.workspace import Workspace
 from tests.gpu.truth import assert_close
 
@@ -52,11 +53,31 @@ class CountingLauncher(Launcher):
             self.launched[call.NAME] += 1
         return result
 
+    def shortcut(self, call_type: type[Call]) -> Shortcut | None:
+        """Counts too."""
+        short = super().shortcut(call_type)
+        if short is None:
+            return None
+
+        def counting(*arguments: Any) -> Any:
+            result = short(*arguments)
+            if result is not None:
+                self.offered[call_type.NAME] += 1
+                self.launched[call_type.NAME] += 1
+            return result
+
+        return counting
+
     def workspace(self, group: str, device: torch.device) -> Workspace:
         """The workspace in use."""
         current = self._groups[group, device].workspace.current
         assert current is not None
         return current
+
+    def operation(self, operator: str) -> Operation:
+        """The newest of an operator."""
+        known = [one for one in self._operations.values() if isinstance(one, Operation)]
+        return [one for one in known if one.kernel.config.operator == operator][-1]
 
 
 @dataclass(slots=True)

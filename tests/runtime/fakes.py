@@ -16,6 +16,7 @@ from mkcompile.errors import UnsupportedDeviceError, WorkspaceError
 from mkcompile.runtime import abi
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.faults import HostMemory
+from mkcompile.runtime.host import Host
 from mkcompile.runtime.kernel import LoadedKernel
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.symmetric import SymmetricBuffer
@@ -78,11 +79,18 @@ class FakeDriver:
 
     launches: list[abi.KernelArguments] = field(default_factory=list)
     grids: list[int] = field(default_factory=list)
+    moved_maps: int = 0
 
     def cuTensorMapEncodeTiled(self, target: Any, *rest: Any) -> int:  # noqa: N802 (the driver's name)
         # the address is in the map, so that a test can see whose map it is
         pointer = rest[2].value or 0
         ctypes.memmove(target.value, ctypes.byref(ctypes.c_uint64(pointer)), 8)
+        return 0
+
+    def cuTensorMapReplaceAddress(self, target: Any, pointer: Any) -> int:  # noqa: N802
+        assert target.value % 64 == 0
+        self.moved_maps += 1
+        ctypes.memmove(target.value, ctypes.byref(ctypes.c_uint64(pointer.value)), 8)
         return 0
 
     def cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, extra: Any) -> int:  # noqa: N802
@@ -114,11 +122,13 @@ class FakePlatform:
     def streams(self, device: torch.device) -> FakeStreams:
         return self.fake_streams
 
-    def current_stream(self, device: torch.device) -> int:
-        return self.stream
-
-    def is_current(self, device: torch.device) -> bool:
-        return True
+    def host(self, device: torch.device) -> Host:
+        return Host(
+            device_idx=0,
+            current_device=int,
+            current_stream=lambda: self.stream,
+            empty=torch._C._dynamo.guards._empty_strided_cpu,
+        )
 
     def is_capturing(self) -> bool:
         return self.fake_streams.capturing != 0

@@ -1,0 +1,35 @@
+"""A launcher on a machine without GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from mkcompile.runtime import driver, tensor_map
+from mkcompile.runtime.exchange import Exchange
+from mkcompile.runtime.launcher import Launcher
+from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
+
+
+@pytest.fixture
+def fake_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    fake = FakeDriver()
+    monkeypatch.setattr(driver, "library", lambda: fake)
+    # the peers of a lone group say what this rank says
+    monkeypatch.setattr(Exchange, "gather", lambda self, step, value: (value,) * self.world_size)
+    tensor_map.encode.cache_clear()
+    yield fake
+    tensor_map.encode.cache_clear()
+
+
+@pytest.fixture
+def platform() -> FakePlatform:
+    return FakePlatform()
+
+
+@pytest.fixture
+def launcher(platform: FakePlatform, fake_driver: FakeDriver) -> Iterator[Launcher]:
+    with lone_group() as name:
+        assert name == "0"
+        yield Launcher(platform)
