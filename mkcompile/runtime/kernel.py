@@ -12,7 +12,6 @@ A launch needs its device to be current in the calling thread, as torch's own op
 from __future__ import annotations
 
 import ctypes
-from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -248,7 +247,8 @@ class PreparedLaunch:
 
         `addresses`: of all a, all weights, the result, and the bias if there is one, each a multiple of 16.
         """
-        twin = copy(self)
+        twin = object.__new__(PreparedLaunch)
+        twin._kernel, twin._attribute = self._kernel, self._attribute
         launch_config = driver.LaunchConfig.from_buffer_copy(self._config)
         launch_config.stream = 0
         twin._take(abi.new_arguments(), launch_config)

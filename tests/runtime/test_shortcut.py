@@ -150,15 +150,16 @@ def test_arguments_of_calls_by_hand_are_checked_each_time(counted: CountedLaunch
 def test_other_addresses_get_the_block_that_they_would_get_anew(
     counted: CountedLauncher, platform: FakePlatform, fake_driver: FakeDriver
 ) -> None:
-    x, w, bias = ([tensor(256, 64) for _ in range(2)], [tensor(512, 64).t() for _ in range(2)], tensor(512))
-    first = all_reduce(x[0], w[0], bias)
+    x, w = [tensor(256, 64) for _ in range(2)], [tensor(512, 64).t() for _ in range(2)]
+    bias = [tensor(512), tensor(512)]
+    first = all_reduce(x[0], w[0], bias[0])
     assert fake_driver.moved_maps == 0
-    second = all_reduce(x[1], w[1], bias)
+    second = all_reduce(x[1], w[1], bias[1])
     assert fake_driver.moved_maps == 3
     for operation in counted._operations.values():
         operation.launches.clear()  # type: ignore[union-attr]
         operation.model = None  # type: ignore[union-attr]
-    third = all_reduce(x[1], w[1], bias)
+    third = all_reduce(x[1], w[1], bias[1])
     assert fake_driver.moved_maps == 3
     _, moved, anew = fake_driver.launches
     assert moved.out[0] == second.data_ptr() and anew.out[0] == third.data_ptr() and first is not second
