@@ -148,7 +148,9 @@ def main() -> None:
         )
     headers = Path(sysconfig.get_path("include")) / "Python.h"
     system_packages({"python3-venv": not has_module(sys.executable, "ensurepip")}, "a virtual environment")
-    system_packages({"g++": not shutil.which("g++"), "python3-dev": not headers.exists()}, "Inductor's C++ code")
+    compiler = {"g++": not shutil.which("g++"), "python3-dev": not headers.exists()}
+    # Inductor's precompiled headers are named by a hash that it asks openssl for
+    system_packages({**compiler, "openssl": not shutil.which("openssl")}, "Inductor's C++ code")
     with_gpus = quietly(sys.executable, "-c", GPU_PROBE)
     python = make_environment(args.venv, with_gpus)
     if not with_gpus:
