@@ -35,9 +35,14 @@ class Estimate:
     measured_fused_s: float | None = None
 
     @property
+    def rewritten_s(self) -> float:
+        """The site's time once it is rewritten: without a kernel its reference does what the graph did."""
+        return self.unfused_s if self.fused_s is None else self.fused_s
+
+    @property
     def saving_s(self) -> float:
         """Predicted seconds saved by fusing; negative where fusing loses, 0 where it can't be."""
-        return 0.0 if self.fused_s is None else self.unfused_s - self.fused_s
+        return self.unfused_s - self.rewritten_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

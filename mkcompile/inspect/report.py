@@ -102,7 +102,7 @@ class Report:
             operators=len(heads),
             sent_bytes=sum(one.sent_bytes for one in self.collectives),
             unfused_s=sum(one.unfused_s for one in estimates),
-            fused_s=sum(one.fused_s or 0.0 for one in estimates),
+            fused_s=sum(one.rewritten_s for one in estimates),
             step_unfused_s=self.timelines.unfused.end_s if self.timelines else 0.0,
             step_fused_s=self.timelines.fused.end_s if self.timelines else 0.0,
         )

@@ -99,9 +99,8 @@ class _Costs:
         if node.role == "attention":
             return node.flops / (gpu.peak_tflops * 1e12 * values.attention_fraction)
         if node.role == "fused":
-            return next(
-                (row.estimate.fused_s or 0.0 for row in self.rows if row.site == node.site and row.estimate), 0.0
-            )
+            estimates = (row.estimate for row in self.rows if row.site == node.site and row.estimate)
+            return next((estimate.rewritten_s for estimate in estimates), 0.0)
         return elementwise_us(_memory_bytes(node, graph), gpu, values) * 1e-6
 
     def _collective(self, node: NodeView) -> float:

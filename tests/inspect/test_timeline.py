@@ -6,8 +6,11 @@ from itertools import pairwise
 
 import pytest
 
+from mkcompile.inspect.explain import Request, explain_request
+from mkcompile.inspect.offline import fake_world
 from mkcompile.inspect.report import Report
 from mkcompile.inspect.timeline import Timeline
+from tests.inspect.models import tensor_parallel_mlp
 
 
 def both(report: Report) -> list[Timeline]:
@@ -51,3 +54,13 @@ def test_the_step_gain_is_the_difference_of_the_ends(tensor_report: Report) -> N
     totals = tensor_report.totals
     assert totals.saving_s == pytest.approx(tensor_report.timelines.saving_s)
     assert 0 < totals.saving_s < totals.step_unfused_s
+
+
+def test_an_operator_without_a_kernel_saves_nothing() -> None:
+    with fake_world(4):
+        model, args = tensor_parallel_mlp(width=256, tokens=64)
+        options = {"mkernel.topology": "8xh200", "mkernel.fuse": "always"}
+        report = explain_request(Request(model=model.float(), args=tuple(one.float() for one in args), options=options))
+    estimates = [one.estimate for one in report.collectives if one.fused and one.estimate]
+    assert estimates and all(one.fused_s is None and one.saving_s == 0 for one in estimates)
+    assert report.totals.fused_s == report.totals.unfused_s > 0
