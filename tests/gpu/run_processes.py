@@ -49,13 +49,14 @@ EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 SHORT = {"MKCOMPILE_TIMEOUT_S": "5"}
 RESERVE_16 = {"MKCOMPILE_TIMEOUT_S": "8", "MKCOMPILE_SM_RESERVE": "16"}
 RESERVE_32 = {"MKCOMPILE_TIMEOUT_S": "8", "MKCOMPILE_SM_RESERVE": "32"}
+LARGE = ("large_first_on_rank_0", "large_first_on_rank_1")
 FAMILIES: dict[str, Family] = {
     "operators": Family(module="tests.gpu.operator_cases", limit_s=150, on_cpu=("rows", "sums", "misaligned")),
     "compiled": Family(module="tests.gpu.compiled_cases", limit_s=150, on_cpu=("tensor_parallel", "sequence_parallel")),
     "streams": Family(module="tests.gpu.stream_cases", limit_s=90),
     "nccl": Family(module="tests.gpu.nccl_cases", limit_s=60, environment={"MKCOMPILE_TIMEOUT_S": "8"}),
-    "nccl_reserve_16": Family(module="tests.gpu.nccl_cases", limit_s=60, environment=RESERVE_16),
-    "nccl_reserve_32": Family(module="tests.gpu.nccl_cases", limit_s=60, environment=RESERVE_32),
+    "nccl_reserve_16": Family(module="tests.gpu.nccl_cases", limit_s=60, environment=RESERVE_16, only=LARGE),
+    "nccl_reserve_32": Family(module="tests.gpu.nccl_cases", limit_s=60, environment=RESERVE_32, only=LARGE),
     "stress": Family(module="tests.gpu.stress_cases", limit_s=90),
     "graphs": Family(module="tests.gpu.graph_cases", limit_s=120),
     "in_use": Family(module="tests.gpu.fault_cases", limit_s=60, environment=SHORT, only=("in_use",)),
