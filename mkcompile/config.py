@@ -29,7 +29,7 @@ class Settings:
     cache_dir: Path = Path("~/.cache/mkcompile")
     arena_bytes: int = 1 << 30
     timeout_s: float = 0.0
-    sm_reserve: int = 4
+    sm_reserve: int = 16
     trace: bool = False
     kernels: bool = True
     log_level: LogLevel = "WARNING"

@@ -37,6 +37,8 @@ def check() -> int:
             f"GPU tests: {receipt['passed']} passed, {receipt['failed']} failed, {receipt['skipped']} skipped on "
             f"{receipt['device']}, {receipt['date']}; the GPU code has not changed since\n"
         )
+        if receipt.get("not_run_on_this_code"):
+            sys.stdout.write(f"GPU tests not run on this code: {receipt['not_run_on_this_code']}\n")
         return 1 if receipt["failed"] else 0
     if receipt.get("stale_reason"):
         sys.stdout.write(
@@ -80,6 +82,8 @@ def write(report: Path, device: str, torch_version: str) -> None:
         "failed": failed,
         "skipped": skipped,
         "stale_reason": "",
+        "not_run_on_this_code": "",
+        "runs": json.loads(RECEIPT.read_text()).get("runs", []) if RECEIPT.exists() else [],
     }
     RECEIPT.write_text(json.dumps(receipt, indent=2) + "\n")
 
