@@ -73,7 +73,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def outcomes() -> Outcomes:
-    return run_cases(CASES, 2, environment=DEADLINE, group_timeout_s=60.0, timeout_s=400.0)
+    return run_cases(CASES, 2, environment=DEADLINE, group_timeout_s=15.0, timeout_s=400.0)
 
 
 def test_other_shapes_are_named_on_both_ranks(outcomes: Outcomes) -> None:
