@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
 
+from mkcompile.config import settings
 from mkcompile.errors import UnsupportedDeviceError, WorkspaceError
 from mkcompile.runtime import abi
 from mkcompile.runtime.exchange import Exchange
@@ -107,7 +108,7 @@ class FakePlatform:
 
     device_type = "cpu"
 
-    def __init__(self, world_size: int = 2, num_sms: int = 132) -> None:
+    def __init__(self, world_size: int = 2, num_sms: int = 128 + settings().sm_reserve) -> None:
         self.backing_of_group = FakeBacking(world_size)
         self.fake_streams = FakeStreams()
         self.stream = 7

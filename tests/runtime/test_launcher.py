@@ -59,7 +59,7 @@ def test_a_call_becomes_one_launch_with_its_own_addresses(launcher: Launcher, fa
     assert address_in(block.weight[0]) == call.w[0].data_ptr()
     assert address_in(block.out) == out.data_ptr()
     assert list(block.workspace[:2]) == [1 << 40, 2 << 40]
-    assert 1 <= fake_driver.grids[0] <= 128, "four SMs are left to others"
+    assert 1 <= fake_driver.grids[0] <= 128, "the rest of the SMs is left to others"
 
 
 def test_new_tensors_of_the_same_shape_need_no_new_decision(
