@@ -47,18 +47,25 @@ def quietly(*command: str | Path) -> bool:
     return subprocess.run([str(part) for part in command], capture_output=True, check=False).returncode == 0
 
 
-def system_packages(wanted: dict[str, bool], why: str) -> None:
-    """Install the Debian packages whose value is True, or stop and say how to."""
+def system_packages(wanted: dict[str, bool], why: str, can_do_without: bool = False) -> None:
+    """Install the Debian packages whose value is True; else stop and say how to, or only say it."""
     missing = [name for name, is_missing in wanted.items() if is_missing]
     if not missing:
         return
     command = f"apt-get install -y {' '.join(missing)}"
+    give_up = say if can_do_without else stop
     if os.geteuid() != 0 or not shutil.which("apt-get"):
-        sys.exit(f"setup: {why} needs {', '.join(missing)}; run: sudo {command}")
+        give_up(f"{why} needs {', '.join(missing)}; run: sudo {command}")
+        return
     say(f"{command}   ({why})")
     os.environ["DEBIAN_FRONTEND"] = "noninteractive"
     if not (run("apt-get", "update", "-q") and run(*command.split())):
-        sys.exit(f"setup: could not install {', '.join(missing)}")
+        give_up(f"could not install {', '.join(missing)} ({why})")
+
+
+def stop(text: str) -> None:
+    """End with an error."""
+    sys.exit(f"setup: {text}")
 
 
 def has_module(python: Path | str, name: str) -> bool:
@@ -71,7 +78,8 @@ def make_environment(venv: Path, with_gpus: bool) -> Path:
     python = venv / "bin" / "python"
     if not quietly(python, "-c", "import pip"):
         say(f"creating {venv}")
-        options = ["--system-site-packages"] if with_gpus else []
+        # the parent's pip serves as well, and a system's Python may lack the wheels to make another one
+        options = ["--system-site-packages", "--without-pip"] if with_gpus else []
         if not run(sys.executable, "-m", "venv", "--clear", *options, venv):
             sys.exit("setup: python3 -m venv failed")
         if with_gpus:
@@ -107,15 +115,14 @@ def install_package(python: Path, with_gpus: bool) -> None:
             sys.exit("setup: could not install mkcompile")
         return
     missing = [requirement for module, requirement in NEEDED.items() if not has_module(python, module)]
-    if missing and not quietly(python, "-m", "pip", "install", "-q", *missing):
+    # such machines are often cut off: one short try
+    if missing and not quietly(python, "-m", "pip", "install", "-q", "--retries", "0", "--timeout", "10", *missing):
         say(f"can't install {', '.join(missing)}: parts that need them will say so")
-    # no build back end is needed for this: a .pth file makes the checkout importable, entry point included
-    if not quietly(python, "-m", "pip", "install", "-q", "--no-deps", "-e", ROOT):
-        write_checkout_install(python)
+    write_checkout_install(python)
 
 
 def write_checkout_install(python: Path) -> None:
-    """What an editable install would write, for machines without a package registry."""
+    """What an editable install would write, but with no build back end, which would have to be fetched."""
     site = Path(subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
                                capture_output=True, text=True, check=True).stdout.strip())  # fmt: skip
     (site / "mkcompile_checkout.pth").write_text(f"{ROOT}\n")
@@ -147,11 +154,13 @@ def main() -> None:
             f"setup: Python {'.'.join(map(str, OLDEST_PYTHON))} or newer is needed, this is {sys.version.split()[0]}"
         )
     headers = Path(sysconfig.get_path("include")) / "Python.h"
-    system_packages({"python3-venv": not has_module(sys.executable, "ensurepip")}, "a virtual environment")
-    compiler = {"g++": not shutil.which("g++"), "python3-dev": not headers.exists()}
-    # Inductor's precompiled headers are named by a hash that it asks openssl for
-    system_packages({**compiler, "openssl": not shutil.which("openssl")}, "Inductor's C++ code")
     with_gpus = quietly(sys.executable, "-c", GPU_PROBE)
+    if not with_gpus:
+        system_packages({"python3-venv": not has_module(sys.executable, "ensurepip")}, "a virtual environment")
+    compiler = {"g++": not shutil.which("g++"), "python3-dev": not headers.exists()}
+    # Inductor's precompiled headers are named by a hash that it asks openssl for; on GPUs Triton does without
+    needed = {**compiler, "openssl": not shutil.which("openssl")}
+    system_packages(needed, "Inductor's C++ code", can_do_without=with_gpus)
     python = make_environment(args.venv, with_gpus)
     if not with_gpus:
         install_torch(python)

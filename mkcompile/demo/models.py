@@ -23,6 +23,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from mkcompile.inspect.examples import shard_by_own_plan
+
 SEED = 2026
 
 
@@ -77,13 +79,10 @@ def llama_config(size: Size) -> Any:
 def sharded_causal_lm(config: Any, mesh: DeviceMesh, dtype: torch.dtype) -> nn.Module:
     """The configuration's causal language model, sharded over the mesh by the tensor-parallel plan that it brings."""
     from transformers import AutoModelForCausalLM
-    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     torch.manual_seed(SEED)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).to(mesh.device_type)  # type: ignore[no-untyped-call]
-    plan = model._expand_parallel_plan(model.tp_plan)
-    sharded: nn.Module = apply_tensor_parallelism(model, mesh, plan)
-    return sharded
+    return shard_by_own_plan(model, mesh)
 
 
 def tensor_parallel_inference(size: Size, mesh: DeviceMesh, dtype: torch.dtype) -> Workload:

@@ -53,12 +53,20 @@ def tensor_mesh(tensor_parallel: int | None = None) -> DeviceMesh:
     return init_device_mesh("cpu", (world_size // size, size), mesh_dim_names=("dp", "tp"))["tp"]
 
 
+def shard_by_own_plan(model: Any, mesh: DeviceMesh) -> nn.Module:
+    """A Hugging Face model, sharded by the tensor-parallel plan that it brings: 5.17 reads it, later ones are told it."""
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    plan = (model._expand_parallel_plan(model.tp_plan),) if hasattr(model, "_expand_parallel_plan") else ()
+    sharded: nn.Module = apply_tensor_parallelism(model, mesh, *plan)
+    return sharded
+
+
 def llama(
     size: str = "70b", *, tokens: int = 8192, batch: int = 1, layers: int = 1, tensor_parallel: int | None = None
 ) -> Example:
     """Hugging Face's Llama with its own tensor-parallel plan, `layers` of its layers, for training."""
     from transformers import AutoModelForCausalLM, LlamaConfig
-    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     sizes = LLAMA[size]
     config = LlamaConfig(
@@ -73,8 +81,7 @@ def llama(
     )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
-    plan = model._expand_parallel_plan(model.tp_plan)
-    apply_tensor_parallelism(model, tensor_mesh(tensor_parallel), plan)
+    shard_by_own_plan(model, tensor_mesh(tensor_parallel))
     ids = torch.zeros((batch, tokens), dtype=torch.int64, device="meta")
     return model, (), {"input_ids": ids}
 
