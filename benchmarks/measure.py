@@ -31,7 +31,7 @@ class Timing:
     p90: float
 
 
-def _together(host_group: dist.ProcessGroup) -> None:
+def together(host_group: dist.ProcessGroup) -> None:
     torch.cuda.synchronize()
     dist.barrier(group=host_group)
 
@@ -49,7 +49,7 @@ def timed_ms(call: Callable[[], object], num_calls: int, backlog_cycles: int = _
     return start.elapsed_time(end) / num_calls
 
 
-def _slowest(samples: list[float], host_group: dist.ProcessGroup) -> list[float]:
+def slowest_of(samples: list[float], host_group: dist.ProcessGroup) -> list[float]:
     """Per sample, the slowest rank's."""
     values = torch.tensor(samples, dtype=torch.float64)
     dist.all_reduce(values, dist.ReduceOp.MAX, group=host_group)
@@ -73,14 +73,14 @@ def measure(
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            _together(host_group)
+            together(host_group)
             if not sustained:
                 time.sleep(_PAUSE_S)
             samples[name].append(timed_ms(call, num_calls, _BACKLOG_CYCLES // (4 if sustained else 1)))
     skipped = rounds // 3 if sustained else 1
     timings = {}
     for name, values in samples.items():
-        slowest = sorted(_slowest(values[skipped:], host_group))
+        slowest = sorted(slowest_of(values[skipped:], host_group))
         last = len(slowest) - 1
         timings[name] = Timing(
             ms=statistics.median(slowest), p10=slowest[round(0.1 * last)], p90=slowest[round(0.9 * last)]
