@@ -24,6 +24,7 @@ NEEDED = {
     "networkx": "networkx", "rich": "rich", "jinja2": "jinja2", "numpy": "numpy", "matplotlib": "matplotlib",
     "cuda.bindings": "cuda-bindings", "pytest": "pytest", "hypothesis": "hypothesis",
 }  # fmt: skip
+VITAL = ("networkx", "rich", "jinja2", "numpy")
 
 
 def say(text: str) -> None:
@@ -117,7 +118,8 @@ def install_package(python: Path, with_gpus: bool) -> None:
     missing = [requirement for module, requirement in NEEDED.items() if not has_module(python, module)]
     # such machines are often cut off: one short try
     if missing and not quietly(python, "-m", "pip", "install", "-q", "--retries", "0", "--timeout", "10", *missing):
-        say(f"can't install {', '.join(missing)}: parts that need them will say so")
+        vital = [name for name in missing if name in VITAL]
+        (stop if vital else say)(f"can't install {', '.join(vital or missing)}" + ("" if vital else "; tests skip"))
     write_checkout_install(python)
 
 

@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from mkcompile.inspect.examples import shard_by_own_plan
+from mkcompile.inspect.examples import Block, LlamaSize, sequence_plan, shard_by_own_plan
 
 SEED = 2026
 
@@ -136,4 +136,24 @@ def sequence_parallel_training(size: Size, mesh: DeviceMesh, dtype: torch.dtype)
         kwargs={"position_embeddings": rotation},
         trains=True,
         inputs={"hidden_states": shard},
+    )
+
+
+def plain_training(size: Size, mesh: DeviceMesh, dtype: torch.dtype) -> Workload:
+    """The same layer in plain torch, for machines without Hugging Face's library."""
+    torch.manual_seed(SEED)
+    sizes = LlamaSize(
+        hidden=size.hidden, intermediate=size.intermediate, heads=size.num_heads, kv_heads=size.num_kv_heads, layers=1
+    )
+    block = Block(sizes).to(mesh.device_type, dtype)
+    parallelize_module(block, mesh, sequence_plan())
+    x_BSH = torch.randn(size.batch, size.sequence, size.hidden).to(mesh.device_type, dtype)
+    shard = x_BSH.chunk(mesh.size(), 1)[mesh.get_local_rank()].contiguous().requires_grad_()
+    return Workload(
+        name="Llama layer in plain torch, sequence parallel, training",
+        module=block,
+        args=(shard,),
+        kwargs={},
+        trains=True,
+        inputs={"x_BSD": shard},
     )

@@ -6,6 +6,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from rich.markup import escape
 from mkcompile.demo.models import Size
 from mkcompile.demo.ranks import Launch, RankError, run_ranks
 from mkcompile.demo.show import Steps, agrees, show_differences
-from mkcompile.demo.work import MAKERS, STEPS, Job, Outcome, work
+from mkcompile.demo.work import HUGGING_FACE, MAKERS, STEPS, Job, Outcome, work
 
 # Of the largest element. In fp32 the order of sums is all that may differ; bf16 keeps 8 bits of each intermediate.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = ("cuda" if _usable_gpus() >= given.ranks else "cpu") if given.device == "auto" else given.device
     dtype = DTYPES[given.dtype or ("bfloat16" if device == "cuda" else "float32")]
     job = Job(
-        models=tuple(MAKERS) if given.only is None else (given.only,),
+        models=_models(console) if given.only is None else (given.only,),
         size=Size(num_layers=given.layers),
         world_size=given.ranks,
         device=device,
@@ -78,6 +79,15 @@ def _console() -> Console:
     """As wide as the terminal; in a log wide enough for the tables."""
     console = Console()
     return console if console.is_terminal else Console(width=max(console.width, LOG_WIDTH))
+
+
+def _models(console: Console) -> tuple[str, ...]:
+    """Hugging Face's; where its library is not installed, a layer in plain torch."""
+    if find_spec("transformers") is not None:
+        return HUGGING_FACE
+    console.print("[yellow]transformers is not installed[/yellow]: one layer in plain torch instead of its two models")
+    console.print("to see them too: pip install transformers accelerate", style="dim")
+    return ("plain",)
 
 
 def _usable_gpus() -> int:

@@ -13,14 +13,21 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from mkcompile.demo.models import Size, Workload, sequence_parallel_training, tensor_parallel_inference
+from mkcompile.demo.models import (
+    Size,
+    Workload,
+    plain_training,
+    sequence_parallel_training,
+    tensor_parallel_inference,
+)
 from mkcompile.demo.ranks import Say
 from mkcompile.inspect.explain import Request, explain_request
 from mkcompile.inspect.report import Report
 from mkcompile.ops.registry import Call, set_launcher
 from mkcompile.runtime.wiring import install
 
-MAKERS = {"inference": tensor_parallel_inference, "training": sequence_parallel_training}
+MAKERS = {"inference": tensor_parallel_inference, "training": sequence_parallel_training, "plain": plain_training}
+HUGGING_FACE = ("inference", "training")
 STEPS = ("eager", "inductor", "mkernel", "explain")
 
 

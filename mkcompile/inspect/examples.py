@@ -54,7 +54,7 @@ def tensor_mesh(tensor_parallel: int | None = None) -> DeviceMesh:
 
 
 def shard_by_own_plan(model: Any, mesh: DeviceMesh) -> nn.Module:
-    """A Hugging Face model, sharded by the tensor-parallel plan that it brings: 5.17 reads it, later ones are told it."""
+    """A Hugging Face model, sharded by the plan that it brings: version 5.17 reads it itself, later ones are given it."""
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     plan = (model._expand_parallel_plan(model.tp_plan),) if hasattr(model, "_expand_parallel_plan") else ()
@@ -137,7 +137,8 @@ class Block(nn.Module):
         return y_BSD
 
 
-def _sequence_plan() -> dict[str, Any]:
+def sequence_plan() -> dict[str, Any]:
+    """How a `Block` is sharded: projections by columns and rows, activations between them by tokens."""
     gathered = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     scattered = RowwiseParallel(output_layouts=Shard(1))
     return {
@@ -167,7 +168,7 @@ def sequence_parallel_block(
             block = Block(LLAMA[size])
     finally:
         torch.set_default_dtype(default)
-    parallelize_module(block, mesh, _sequence_plan())
+    parallelize_module(block, mesh, sequence_plan())
     shape = (batch, tokens // mesh.size(), LLAMA[size].hidden)
     x_BSD = torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
     return block, (x_BSD,), {}

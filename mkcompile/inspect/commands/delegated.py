@@ -33,7 +33,7 @@ COMMANDS = (
     ),
     Delegated(
         name="bench",
-        module="benchmarks.run",
+        module="benchmarks.command",
         help="time operators and models against cuBLAS + NCCL and others",
         needs="the repository's benchmarks folder: run it from a checkout, with two CUDA GPUs",
     ),
