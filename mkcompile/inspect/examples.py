@@ -54,7 +54,7 @@ def tensor_mesh(tensor_parallel: int | None = None) -> DeviceMesh:
 
 
 def shard_by_own_plan(model: Any, mesh: DeviceMesh) -> nn.Module:
-    """A Hugging Face model, sharded by the plan that it brings: version 5.17 reads it itself, later ones are given it."""
+    """A Hugging Face model, sharded by the plan that it brings: 5.17 reads it itself, later versions get it."""
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     plan = (model._expand_parallel_plan(model.tp_plan),) if hasattr(model, "_expand_parallel_plan") else ()
