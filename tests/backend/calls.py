@@ -9,34 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import _functional_collectives as funcol
+
+from tests.regions import CopyToRegion, ReduceFromRegion
 
 ALWAYS: dict[str, Any] = {"mkernel.fuse": "always"}
-
-
-class _ReduceForward(torch.autograd.Function):
-    """Megatron's g: all-reduce forward, identity backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: str) -> Tensor:
-        return funcol.all_reduce(x, "sum", group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
-
-
-class _ReduceBackward(torch.autograd.Function):
-    """Megatron's f: identity forward, all-reduce backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: str) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return funcol.all_reduce(grad.contiguous(), "sum", ctx.group), None
 
 
 class Layer(nn.Module):
@@ -52,8 +28,8 @@ class Layer(nn.Module):
         self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.up(_ReduceBackward.apply(x, self.group))
-        return _ReduceForward.apply(self.down(hidden), self.group)
+        hidden = self.up(CopyToRegion.apply(x, 0, self.group))
+        return ReduceFromRegion.apply(self.down(hidden), 0, self.group)
 
 
 def same_on_all(*shape: int, seed: int = 7) -> Tensor:

@@ -2,82 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.models.setting import SEQUENCE, Instance, Setting
+from tests.regions import CopyToRegion, GatherFromSequence, ReduceFromRegion, ScatterToSequence
 
 HIDDEN, FEATURES, HEAD = 64, 128, 8
-
-
-def _all_reduce(x: Tensor) -> Tensor:
-    out = x.contiguous().clone()
-    dist.all_reduce(out)
-    return out
-
-
-def _gather_first_dim(x: Tensor) -> Tensor:
-    out = x.new_empty(x.shape[0] * dist.get_world_size(), *x.shape[1:])
-    dist.all_gather_into_tensor(out, x.contiguous())
-    return out
-
-
-def _reduce_scatter_first_dim(x: Tensor) -> Tensor:
-    out = x.new_empty(x.shape[0] // dist.get_world_size(), *x.shape[1:])
-    dist.reduce_scatter_tensor(out, x.contiguous())
-    return out
-
-
-class CopyToRegion(torch.autograd.Function):
-    """Identity forward, all-reduce backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return _all_reduce(grad)
-
-
-class ReduceFromRegion(torch.autograd.Function):
-    """All-reduce forward, identity backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return _all_reduce(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
-
-
-class GatherFromSequence(torch.autograd.Function):
-    """All-gather forward, reduce-scatter backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return _gather_first_dim(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return _reduce_scatter_first_dim(grad)
-
-
-class ScatterToSequence(torch.autograd.Function):
-    """Reduce-scatter forward, all-gather backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return _reduce_scatter_first_dim(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return _gather_first_dim(grad)
 
 
 class Layer(nn.Module):
@@ -109,10 +40,10 @@ class Layer(nn.Module):
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True).permute(2, 0, 1, 3).flatten(2)
 
     def forward(self, x_SBH: Tensor) -> Tensor:
-        attended = self._attend(self.enter.apply(self.norm1(x_SBH)))
-        x_SBH = x_SBH + self.leave.apply(functional.linear(attended, self.projection)) + self.projection_bias
-        inner = functional.gelu(functional.linear(self.enter.apply(self.norm2(x_SBH)), self.up, self.up_bias))
-        out: Tensor = x_SBH + self.leave.apply(functional.linear(inner, self.down)) + self.down_bias
+        attended = self._attend(self.enter.apply(self.norm1(x_SBH), 0, ""))
+        x_SBH = x_SBH + self.leave.apply(functional.linear(attended, self.projection), 0, "") + self.projection_bias
+        inner = functional.gelu(functional.linear(self.enter.apply(self.norm2(x_SBH), 0, ""), self.up, self.up_bias))
+        out: Tensor = x_SBH + self.leave.apply(functional.linear(inner, self.down), 0, "") + self.down_bias
         return out
 
 

@@ -20,6 +20,7 @@ from torch.nn import functional as nnf
 from mkcompile.ops.all_gather_gemm import FORM_INPUT, FORM_TRANSPOSED, FORM_WEIGHT, FORM_WEIGHT_TRANSPOSED
 from mkcompile.passes.site import Site
 from tests.captured import Captured, assert_same_values, capture, capture_each, fake_group
+from tests.regions import ScatterToSequence, all_gather
 
 WORLD_SIZE = 4
 GROUP = "0"
@@ -35,7 +36,7 @@ def group() -> Iterator[None]:
 
 
 def gathered(x: Tensor, dim: int) -> Tensor:
-    return funcol.all_gather_tensor(x, dim, GROUP)
+    return all_gather(x, dim, GROUP)
 
 
 def flat_gathered(x: Tensor) -> Tensor:
@@ -280,23 +281,13 @@ def test_a_weight_that_is_made_after_the_gather_is_fused() -> None:
     assert_same_values(graph, WORLD_SIZE)
 
 
-class GatherRows(torch.autograd.Function):
-    """Reduce-scatter forward, all-gather backward: behind a row-parallel linear."""
-
-    @staticmethod
-    def forward(ctx: object, x: Tensor) -> Tensor:
-        return funcol.reduce_scatter_tensor(x, "sum", 1, GROUP)
-
-    @staticmethod
-    def backward(ctx: object, dy: Tensor) -> Tensor:
-        return gathered(dy, 1)
-
-
 @pytest.mark.parametrize("batch", [1, 3])
 def test_both_gradients_of_a_row_parallel_linear_share_one_gather(batch: int) -> None:
     x = torch.randn(batch, 8, 8, requires_grad=True)
     w, bias = torch.randn(16, 8, requires_grad=True), torch.randn(16, requires_grad=True)
-    _, backward = capture(lambda x, w, b: GatherRows.apply(nnf.linear(x, w, b)), x, w, bias, backward=True)
+    _, backward = capture(
+        lambda x, w, b: ScatterToSequence.apply(nnf.linear(x, w, b), 1, GROUP), x, w, bias, backward=True
+    )
     call = only_call(backward)
     assert sorted(call["forms"]) in ([FORM_INPUT, FORM_TRANSPOSED], [FORM_INPUT, FORM_WEIGHT])
     assert call["return_gathered"]  # for the gradient of the bias

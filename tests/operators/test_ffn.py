@@ -21,6 +21,7 @@ from mkcompile.ops.problem import Problem
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.site import Site
 from tests.captured import Captured, assert_same_values, capture, capture_each, fake_group
+from tests.regions import GatherFromSequence, ScatterToSequence, all_gather
 
 WORLD_SIZE = 4
 GROUP = "0"
@@ -45,7 +46,7 @@ def scattered(y: Tensor, dim: int = 1) -> Tensor:
 
 
 def gathered(x: Tensor, dim: int = 1) -> Tensor:
-    return funcol.all_gather_tensor(x, dim, GROUP)
+    return all_gather(x, dim, GROUP)
 
 
 def relu(x: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> Tensor:
@@ -279,36 +280,12 @@ def test_other_gemms_may_read_the_gathered_input() -> None:
     assert_same_values(graph, WORLD_SIZE, TOLERANCE)
 
 
-class Enter(torch.autograd.Function):
-    """All-gather forward, reduce-scatter backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return gathered(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return scattered(grad)
-
-
-class Leave(torch.autograd.Function):
-    """Reduce-scatter forward, all-gather backward."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor) -> Tensor:
-        return scattered(y)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return gathered(grad)
-
-
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_training_returns_what_backward_reads(is_packed: bool) -> None:
     def function(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        g = Enter.apply(x)
+        g = GatherFromSequence.apply(x, 1, GROUP)
         gate, value = nnf.linear(g, up).chunk(2, -1) if is_packed else (nnf.linear(g, up[i::2]) for i in (0, 1))
-        return Leave.apply(nnf.linear(nnf.silu(gate) * value, down))
+        return ScatterToSequence.apply(nnf.linear(nnf.silu(gate) * value, down), 1, GROUP)
 
     x, up, down, _ = inputs(requires_grad=True)
     forward, backward = capture(function, x, up, down, backward=True)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 from torch.nn import functional as nnf
 
@@ -18,6 +17,7 @@ from mkcompile.passes.reason import Reason
 from mkcompile.passes.site import Match, Refusal
 from tests.captured import capture, fake_group
 from tests.operators.test_ffn import HIDDEN, WORLD_SIZE, Function, inputs, name_of, reduced, scattered
+from tests.regions import all_gather
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -112,7 +112,7 @@ def test_a_network_over_two_groups_is_fused_in_parts() -> None:
     pair = dist.new_group([0, 1]).group_name  # type: ignore[union-attr]
 
     def function(x: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> Tensor:
-        g = funcol.all_gather_tensor(x, 1, pair)
+        g = all_gather(x, 1, pair)
         return scattered(nnf.linear(nnf.relu(nnf.linear(g, up[:HIDDEN])), down))
 
     (graph,) = capture(function, *inputs())

@@ -17,6 +17,7 @@ from torch.nn import functional as nnf
 
 from mkcompile.passes.site import Site
 from tests.captured import Captured, assert_same_values, capture, capture_each, fake_group
+from tests.regions import CopyToRegion
 
 WORLD_SIZE = 4
 GROUP = "0"
@@ -190,21 +191,9 @@ def _shape(node: torch.fx.Node) -> tuple[object, ...]:
     return tuple(val.shape) if isinstance(val, Tensor) else ()
 
 
-class _ColumnInput(torch.autograd.Function):
-    """Megatron's f: identity forward, all-reduce backward."""
-
-    @staticmethod
-    def forward(ctx: object, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: object, dy: Tensor) -> Tensor:
-        return reduced(dy)
-
-
 def test_backward_of_column_parallel_linear() -> None:
     def column(x: Tensor, w: Tensor) -> Tensor:
-        return torch.relu(nnf.linear(_ColumnInput.apply(x), w))
+        return torch.relu(nnf.linear(CopyToRegion.apply(x, 0, GROUP), w))
 
     x, w, _ = (one.requires_grad_() for one in inputs())
     forward, backward = capture(column, x, w, backward=True)
@@ -216,7 +205,7 @@ def test_backward_of_column_parallel_linear() -> None:
 @pytest.mark.parametrize("num_linears", [2, 3])
 def test_gradients_of_linears_that_share_an_input_become_one_all_reduce(num_linears: int) -> None:
     def columns(x: Tensor, *weights: Tensor) -> list[Tensor]:
-        return [nnf.linear(_ColumnInput.apply(x), w) for w in weights]
+        return [nnf.linear(CopyToRegion.apply(x, 0, GROUP), w) for w in weights]
 
     x = torch.randn(2, 4, 8, requires_grad=True)
     weights = [torch.randn(16, 8, requires_grad=True) for _ in range(num_linears)]

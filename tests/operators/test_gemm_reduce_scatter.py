@@ -17,6 +17,7 @@ from torch.nn import functional as nnf
 
 from mkcompile.passes.site import Site
 from tests.captured import Captured, assert_same_values, capture, capture_each, fake_group
+from tests.regions import GatherFromSequence
 
 WORLD_SIZE = 4
 GROUP = "0"
@@ -190,22 +191,10 @@ def test_all_sizes_symbolic() -> None:
     assert_same_values(graph, WORLD_SIZE)
 
 
-class _GatherInput(torch.autograd.Function):
-    """Megatron's sequence-parallel g: all-gather forward, reduce-scatter backward."""
-
-    @staticmethod
-    def forward(ctx: object, x: Tensor) -> Tensor:
-        return funcol.all_gather_tensor(x, 1, GROUP)
-
-    @staticmethod
-    def backward(ctx: object, dy: Tensor) -> Tensor:
-        return scattered(dy, 1)
-
-
 @pytest.mark.parametrize("num_linears", [1, 2, 3])
 def test_gradients_of_linears_that_share_a_gathered_input(num_linears: int) -> None:
     def columns(x: Tensor, *weights: Tensor) -> list[Tensor]:
-        gathered = _GatherInput.apply(x)
+        gathered = GatherFromSequence.apply(x, 1, GROUP)
         return [nnf.linear(gathered, w) for w in weights]
 
     x = torch.randn(4, 2, 8, requires_grad=True)
@@ -219,7 +208,7 @@ def test_gradients_of_linears_that_share_a_gathered_input(num_linears: int) -> N
 
 def test_gradients_that_were_scattered_one_by_one_are_added_first() -> None:
     def columns(x: Tensor, *weights: Tensor) -> list[Tensor]:
-        return [nnf.linear(_GatherInput.apply(x), w) for w in weights]
+        return [nnf.linear(GatherFromSequence.apply(x, 1, GROUP), w) for w in weights]
 
     x = torch.randn(4, 2, 8, requires_grad=True)
     weights = [torch.randn(16, 8, requires_grad=True) for _ in range(2)]
