@@ -11,6 +11,9 @@ import torch
 
 from mkcompile.ops.problem import Problem
 
+_profiler_enabled = torch._C._autograd._profiler_enabled
+_num_dispatch_modes = torch._C._len_torch_dispatch_stack
+
 LIBRARY = torch.library.Library("mkcompile", "DEF")  # type: ignore[no-untyped-call]
 
 
@@ -53,11 +56,24 @@ class ShortcutLauncher(ABC):
     def shortcut(self, call_type: type[Call]) -> Shortcut | None:
         """The short way of one operator; asked once, when the launcher is installed."""
 
+    def shortcut_like(self, call: Call) -> Shortcut | None:
+        """The short way of calls that differ from this one, which has been made, in nothing but addresses."""
+        return None
+
 
 @dataclass(slots=True)
 class _Operator:
     call_type: type[Call]
     shortcut: Shortcut | None = None
+
+    def run(self, *args: Any) -> Any:
+        """A call with real tensors: by the launcher, else by the reference."""
+        shortcut = self.shortcut
+        if shortcut is not None:
+            result = shortcut(*args)
+            if result is not None:
+                return result
+        return _launch(self.call_type(*args))
 
 
 @dataclass(slots=True)
@@ -74,24 +90,19 @@ class _Registry:
 _REGISTRY = _Registry()
 
 
+def _launch(call: Call) -> Any:
+    launcher = _REGISTRY.launcher
+    result = launcher(call) if launcher is not None else None
+    if result is not None:
+        return result
+    call.check()
+    return call.reference()
+
+
 def register(call_type: type[Call]) -> type[Call]:
     """Class decorator: define `mkcompile::<NAME>` in torch, with its fake, for CPU and CUDA tensors."""
 
     operator = _Operator(call_type)
-
-    def implementation(*args: Any) -> Any:
-        shortcut = operator.shortcut
-        if shortcut is not None:
-            result = shortcut(*args)
-            if result is not None:
-                return result
-        call = call_type(*args)
-        launcher = _REGISTRY.launcher
-        result = launcher(call) if launcher is not None else None
-        if result is not None:
-            return result
-        call.check()
-        return call.reference()
 
     def fake(*args: Any) -> Any:
         call = call_type(*args)
@@ -101,7 +112,7 @@ def register(call_type: type[Call]) -> type[Call]:
     schema = call_type.NAME + call_type.SCHEMA
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
     for device in ("CPU", "CUDA"):
-        LIBRARY.impl(call_type.NAME, implementation, device)  # type: ignore[no-untyped-call]
+        LIBRARY.impl(call_type.NAME, operator.run, device)  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"mkcompile::{call_type.NAME}", fake, lib=LIBRARY)
     _REGISTRY.operators[call_type.NAME] = operator
     _REGISTRY.connect(operator)
@@ -124,6 +135,42 @@ def call_types() -> dict[str, type[Call]]:
     return {name: operator.call_type for name, operator in _REGISTRY.operators.items()}
 
 
+class Site:
+    """One call in code that Inductor generated: below torch's dispatcher, to which a custom operator costs about 5 us.
+
+    `fixed`: all of its calls have tensors of the same shapes and strides, so that nothing of them need be looked up.
+    Profilers and dispatch modes see the call as without this.
+    """
+
+    __slots__ = ("_call_type", "_fixed", "_launcher", "_overload", "_run", "_shortcut")
+
+    def __init__(self, operator: str, *, fixed: bool) -> None:
+        known = _REGISTRY.operators[operator]
+        self._call_type, self._run, self._fixed = known.call_type, known.run, fixed
+        self._overload = overload(known.call_type)
+        self._launcher: Launcher | None = None
+        self._shortcut: Shortcut | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        """As the operator. Raises: as the operator."""
+        if _profiler_enabled() or _num_dispatch_modes():
+            return self._overload(*args)
+        shortcut = self._shortcut
+        if shortcut is not None and self._launcher is _REGISTRY.launcher:
+            result = shortcut(*args)
+            if result is not None:
+                return result
+        result = self._run(*args)
+        if self._fixed and (shortcut is not None or self._launcher is not _REGISTRY.launcher):
+            self._ask(self._call_type(*args))
+        return result
+
+    def _ask(self, call: Call) -> None:
+        """Once for each launcher, and again when what it said does not hold any more."""
+        launcher = self._launcher = _REGISTRY.launcher
+        self._shortcut = launcher.shortcut_like(call) if isinstance(launcher, ShortcutLauncher) else None
+
+
 def set_launcher(launcher: Launcher | None) -> None:
     """Install (or with None remove) the runtime's launcher.
 
@@ -133,3 +180,8 @@ def set_launcher(launcher: Launcher | None) -> None:
     _REGISTRY.launcher = launcher
     for operator in _REGISTRY.operators.values():
         _REGISTRY.connect(operator)
+
+
+def launcher() -> Launcher | None:
+    """The one that is installed."""
+    return _REGISTRY.launcher

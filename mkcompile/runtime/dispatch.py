@@ -37,9 +37,18 @@ class Dispatch(ShortcutLauncher):
             self._agreement.reach(call.group, signature, f"{call.NAME} m={problem.m},{problem.key()}")
         return None if self._kernels is None else self._kernels(call)
 
+    @property
+    def kernels(self) -> KernelSource | None:
+        """What calls are offered to."""
+        return self._kernels
+
     def shortcut(self, call_type: type[Call]) -> Shortcut | None:
         """The kernel source's own: it knows only calls that came to it from here, so the ranks have agreed on them."""
         return self._kernels.shortcut(call_type) if isinstance(self._kernels, ShortcutLauncher) else None
+
+    def shortcut_like(self, call: Call) -> Shortcut | None:
+        """The kernel source's own, as above."""
+        return self._kernels.shortcut_like(call) if isinstance(self._kernels, ShortcutLauncher) else None
 
     def _signature(self, call: Call) -> Hashable:
         """What distinguishes calls that need an agreement of their own; cheap where the graph carries a plan key."""

@@ -1,0 +1,283 @@
+"""One cell on one rank: compile every contender, check it, time all of them in turn, and look where the time goes."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+from torch.distributed.device_mesh import DeviceMesh
+
+from mkcompile.ops import registry
+from mkcompile.runtime.dispatch import Dispatch
+from mkcompile.runtime.launcher import Launcher
+
+from . import correct
+from .blocks import Workload, workload
+from .cells import LOSS_ROWS, TRUTH_ROWS, Cell
+from .contenders import Call, Contender
+from .overlap import profiled
+from .timing import Step, interleaved, synchronize
+from .turn import Turn
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How cells are measured. Units: `budget_s` seconds of rounds for each pass of a cell.
+
+    `train`: measure forward with backward, too. `warm`: compile everything a second time, from the disk caches.
+    `profile`: look at one step of each contender with torch's profiler.
+    """
+
+    contenders: tuple[str, ...]
+    device: str
+    budget_s: float
+    train: bool
+    warm: bool
+    profile: bool
+
+
+@dataclass(slots=True)
+class Entry:
+    """A contender with what became of it."""
+
+    contender: Contender
+    call: Call
+    row: Row = field(default_factory=dict)
+
+    @property
+    def works(self) -> bool:
+        """Has it come this far without an error, and been right?"""
+        return "error" not in self.row
+
+
+@dataclass(slots=True, kw_only=True)
+class CellRun:
+    """The state of one cell on this rank."""
+
+    cell: Cell
+    plan: Plan
+    turn: Turn
+    load: Workload
+    say: Callable[[str], None]
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    @property
+    def working(self) -> dict[str, Entry]:
+        """Entries that are still in the race."""
+        return {name: entry for name, entry in self.entries.items() if entry.works}
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """Names of what is measured, as in the rows."""
+        return ("fwd", "fwdbwd") if self.plan.train else ("fwd",)
+
+    @contextmanager
+    def step(self, name: str, what: str) -> Iterator[None]:
+        """Whatever a contender raises, on any rank, becomes its row's error; all ranks come out of here together."""
+        entry = self.entries[name]
+        self.say(f"{self.cell}: {what} {name}")
+        failed = 0
+        try:
+            yield
+        except Exception as error:  # a row with its error is a result
+            failed = 1
+            text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            entry.row.setdefault("error", f"{what}: {text[:400]}")
+        self.turn.leave()
+        others = torch.tensor(failed)
+        dist.all_reduce(others, dist.ReduceOp.MAX, group=self.turn.host_group)
+        if others.item() and not failed:
+            entry.row.setdefault("error", f"{what}: on another rank")
+
+    def compile(self, name: str, kind: str) -> None:
+        """Both passes, each compiled at its first call. Seconds leave out the wait for other pairs' turns."""
+        contender, call = self.entries[name].contender, self.entries[name].call
+        with contender.compiling():
+            for which in self.passes:
+                with self.step(name, f"compiling {which} of"):
+                    started, waited = time.perf_counter(), self.turn.waited_s
+                    if name == "eager":
+                        self.turn.enter()
+                    correct.values_of(self.load, call, train=which == "fwdbwd")
+                    seconds = time.perf_counter() - started - (self.turn.waited_s - waited)
+                    self.entries[name].row[f"compile_{kind}_{which}_s"] = round(seconds, 2)
+                if self.cell.graphs:
+                    self.capture(name, which)
+        if self.cell.graphs and not self.entries[name].works:
+            forget_compiled()  # what it left in the pool of the CUDA graphs would fail the others, too
+
+    def capture(self, name: str, which: str) -> None:
+        """The calls in which CUDA graphs are warmed up and recorded."""
+        with self.step(name, f"capturing {which} of"):
+            self.turn.enter()
+            for _ in range(2):
+                correct.values_of(self.load, self.entries[name].call, train=which == "fwdbwd")
+
+    def check(self) -> None:
+        """Against eager, and against the truth in fp32 where that is small enough."""
+        which = self.passes[-1]
+        self.turn.enter()
+        wanted = correct.values_of(self.load, self.load.module, train=which == "fwdbwd")
+        truth, of_eager = wanted, None
+        if self.cell.rows <= TRUTH_ROWS:
+            exact = correct.in_fp32(self.load)
+            truth = correct.values_of(exact, exact.module, train=which == "fwdbwd")
+            of_eager = correct.distances(wanted, truth, self.turn.host_group)
+        self.turn.leave()
+        for name, entry in self.working.items():
+            with self.step(name, "checking"):
+                self.turn.enter()
+                errors: dict[str, float] = {}
+                for one in self.passes:
+                    got = correct.values_of(self.load, entry.call, train=one == "fwdbwd")
+                    of_pass = {key: truth[key] for key in got}
+                    errors = correct.distances(got, of_pass, self.turn.host_group)
+                    wrong = correct.too_far(errors, of_eager)
+                    if wrong:
+                        entry.row.setdefault("error", f"wrong result: {wrong}")
+                worst = max(errors, key=lambda key: errors[key])
+                entry.row |= {"checked": entry.works, "judged_by": "eager" if of_eager is None else "fp32"}
+                entry.row |= {"worst_error": errors[worst], "worst_tensor": worst}
+
+    def losses(self) -> None:
+        """20 training steps of each contender, from the same weights."""
+        wanted: list[float] = []
+        for name in ("eager", *(one for one in self.working if one != "eager")):
+            call = self.load.module if name == "eager" else self.entries[name].call
+            if name not in self.entries:
+                self.turn.enter()
+                wanted = correct.loss_curve(self.load, call, synchronize)
+                self.turn.leave()
+                continue
+            with self.step(name, "training with"):
+                self.turn.enter()
+                curve = correct.loss_curve(self.load, call, synchronize)
+                wanted = wanted or curve
+                distance = correct.curve_distance(curve, wanted, self.turn.host_group)
+                self.entries[name].row |= {"losses": curve, "losses_from_eager": round(distance, 6)}
+                if not distance <= correct.CURVES_APART:
+                    self.entries[name].row.setdefault("error", f"losses are {distance:.2e} of the first off")
+
+    def steps(self, which: str) -> dict[str, Step]:
+        """What is timed of each contender."""
+        return {name: partial(_step, self.load, entry.call, which) for name, entry in self.working.items()}
+
+    def time(self, which: str) -> None:
+        """Median, p10, p90, tokens a second and peak memory."""
+        self.say(f"{self.cell}: timing {which}")
+        self.turn.enter()
+        spreads = interleaved(self.steps(which), self.plan.budget_s, self.turn.host_group)
+        for name, spread in spreads.items():
+            row = self.entries[name].row
+            row[f"{which}_ms"] = round(spread.median, 4)
+            row |= {f"{which}_p10_ms": round(spread.p10, 4), f"{which}_p90_ms": round(spread.p90, 4)}
+            row[f"{which}_tokens_per_s"] = round(self.cell.rows / spread.median * 1e3)
+            row[f"{which}_peak_bytes"] = self._peak_bytes(self.steps(which)[name])
+        self.turn.leave()
+
+    def _peak_bytes(self, step: Step) -> int | None:
+        """Of torch's allocator during one step, this rank's, and the symmetric memory that our operators hold."""
+        if not torch.cuda.is_available():
+            return None
+        synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        synchronize()
+        return torch.cuda.max_memory_allocated()
+
+    def look(self, which: str) -> None:
+        """One step of each contender under the profiler."""
+        for name, step in self.steps(which).items():
+            with self.step(name, "profiling"):
+                self.turn.enter()
+                seen = profiled(step)
+                row = self.entries[name].row
+                row[f"{which}_profile"] = asdict(seen)
+                # what our kernels expose is inside of them: only a timeline of theirs can tell
+                row[f"{which}_exposed_us"] = None if seen.fused_us else seen.exposed_us
+
+
+def _step(load: Workload, call: Call, which: str) -> None:
+    if which == "fwd":
+        with torch.no_grad():
+            call(load.x)
+    else:
+        torch.autograd.grad(call(load.x), list(load.differentiated().values()), load.dy)
+
+
+def arena_bytes() -> int:
+    """Symmetric memory that our operators hold in this process."""
+    launcher = registry.launcher()
+    kernels = launcher.kernels if isinstance(launcher, Dispatch) else None
+    return kernels.held_bytes() if isinstance(kernels, Launcher) else 0
+
+
+def run_cell(
+    cell: Cell, plan: Plan, turn: Turn, mesh: DeviceMesh, cache: Path, say: Callable[[str], None]
+) -> list[Row]:
+    """The cell's rows, one a contender; collective over the pair."""
+    forget_compiled()
+    say(f"{cell}: making weights")
+    turn.enter()
+    load = workload(cell, mesh, torch.bfloat16)
+    turn.leave()
+    run = CellRun(cell=cell, plan=plan, turn=turn, load=load, say=say)
+    for name in cell.contenders(plan.contenders, plan.device):
+        contender = Contender(
+            name=name, module=load.module, graphs=cell.graphs, cache=cache / name, compiled=turn.enter
+        )
+        run.entries[name] = Entry(contender, contender.call())
+    _measure(run)
+    for name, entry in run.entries.items():
+        counter = entry.contender.counter
+        entry.row |= {"operators": dict(counter.operators), "collectives_left": dict(counter.left)}
+        if name == "mkernel":
+            entry.row["arena_bytes"] = arena_bytes()
+    rows = [{**_identity(cell), "contender": name, **entry.row} for name, entry in run.entries.items()]
+    del run, load
+    forget_compiled()
+    return rows
+
+
+def forget_compiled() -> None:
+    """Everything that was compiled and captured, and the memory that it held."""
+    torch._dynamo.reset()
+    if torch.cuda.is_available():
+        reset_cudagraph_trees()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _measure(run: CellRun) -> None:
+    # a contender that fails under CUDA graphs takes the others' compiled code with it: the one that may goes first
+    order = sorted(run.entries, key=lambda name: name != "async_tp") if run.cell.graphs else list(run.entries)
+    for name in order:
+        run.compile(name, "cold")
+    if run.plan.warm:
+        forget_compiled()
+        for name in order:
+            if name in run.working and name != "eager":
+                run.compile(name, "warm")
+    run.check()
+    if run.plan.train and run.cell.rows <= LOSS_ROWS and not run.cell.graphs:
+        run.losses()
+    for which in run.passes:
+        run.time(which)
+    if run.plan.profile:
+        for which in run.passes:
+            run.look(which)
+
+
+def _identity(cell: Cell) -> Row:
+    return {"model": cell.model, "form": cell.form, "B": cell.batch, "T": cell.tokens, "mode": cell.mode}

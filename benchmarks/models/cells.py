@@ -1,0 +1,97 @@
+"""What can be measured: models, forms, sizes and modes, and which contenders take part in each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """A stack of Llama blocks, whole; every width is divided among the ranks."""
+
+    layers: int
+    hidden: int
+    features: int
+    heads: int
+    kv_heads: int
+    head: int = 128
+
+
+#: `70B-tp8-local` has, on each of two GPUs, the GEMMs that a GPU has where 70B is spread over eight.
+MODELS = {
+    "8B": Sizes(layers=4, hidden=4096, features=14336, heads=32, kv_heads=8),
+    "70B": Sizes(layers=2, hidden=8192, features=28672, heads=64, kv_heads=8),
+    "70B-tp8-local": Sizes(layers=2, hidden=8192, features=7168, heads=16, kv_heads=2),
+    "tiny": Sizes(layers=1, hidden=64, features=128, heads=4, kv_heads=2, head=16),
+}
+FORMS = ("all-reduce", "sequence")
+TOKENS = ((1, 512), (1, 2048), (1, 4096), (4, 4096))
+TINY_TOKENS = (2, 16)
+MODES = ("default", "reduce-overhead")
+CONTENDERS = ("eager", "inductor", "async_tp", "mkernel")
+#: Rows up to which a model in fp32 is the truth; above, eager alone is compared with.
+TRUTH_ROWS = 2048
+#: Rows up to which a cell also trains 20 steps.
+LOSS_ROWS = 512
+
+Key = tuple[str, str, int, int, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One model at one size in one mode of `torch.compile`: all its contenders run in one pair of processes."""
+
+    model: str
+    form: str
+    batch: int
+    tokens: int
+    mode: str
+
+    @property
+    def key(self) -> Key:
+        """What rows of results are known by."""
+        return self.model, self.form, self.batch, self.tokens, self.mode
+
+    @property
+    def rows(self) -> int:
+        """Tokens of all samples."""
+        return self.batch * self.tokens
+
+    @property
+    def graphs(self) -> bool:
+        """Are CUDA graphs asked for?"""
+        return self.mode == "reduce-overhead"
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.form} {self.batch}x{self.tokens} {self.mode}"
+
+    def contenders(self, wanted: tuple[str, ...], device: str) -> tuple[str, ...]:
+        """Those that differ here: async TP fuses no all-reduce and needs NCCL; eager has no CUDA graphs."""
+        absent = set()
+        if self.form != "sequence" or device == "cpu":
+            absent.add("async_tp")
+        if self.graphs:
+            absent.add("eager")
+        return tuple(one for one in CONTENDERS if one in wanted and one not in absent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which cells; an empty tuple stands for all of a kind."""
+
+    models: tuple[str, ...] = ()
+    forms: tuple[str, ...] = ()
+    tokens: tuple[tuple[int, int], ...] = ()
+    modes: tuple[str, ...] = ()
+
+    def cells(self, device: str) -> list[Cell]:
+        """In the order of measuring: small ones first. On the CPU there are only tiny ones, and no CUDA graphs."""
+        on_cpu = device == "cpu"
+        models = self.models or (("tiny",) if on_cpu else tuple(name for name in MODELS if name != "tiny"))
+        modes = self.modes or (MODES[:1] if on_cpu else MODES)
+        tokens = self.tokens or ((TINY_TOKENS,) if on_cpu else TOKENS)
+        return [
+            Cell(model=model, form=form, batch=batch, tokens=length, mode=mode)
+            for (batch, length), mode, model, form in product(tokens, modes, models, self.forms or FORMS)
+        ]

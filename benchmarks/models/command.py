@@ -1,0 +1,190 @@
+"""`python -m mkcompile bench models`: every model, form, size and mode, all contenders, one JSON line each.
+
+Pairs of processes compile side by side and take turns on the GPUs. A row that is in the results already is not measured
+again unless --again is given, so that a run may be stopped and resumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from mkcompile.demo.ranks import Launch, RankError, run_ranks
+
+from . import results
+from .cell_run import Plan
+from .cells import CONTENDERS, FORMS, MODELS, MODES, Cell, Selection
+from .progress import Progress
+from .worker import Job, without_first, work
+
+WORLD_SIZE = 2
+_RESULTS = Path("benchmarks/results")
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit status: 1 where a row has an error that is not an absent contender's."""
+    given = _parser().parse_args(argv)
+    device = _device(given.device)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    selection = Selection(
+        models=tuple(given.model), forms=tuple(given.form), tokens=tuple(given.tokens), modes=tuple(given.mode)
+    )
+    wanted = tuple(given.contender or CONTENDERS)
+    found = {} if given.again else results.read(given.out)
+    every = selection.cells(device)
+    cells = [cell for cell in every if not results.is_done(cell, cell.contenders(wanted, device), found)]
+    console = Console(stderr=True)
+    console.print(f"{len(cells)} of {len(every)} cells to measure, {device}, into {given.out}")
+    if not cells:
+        return 0
+    plan = Plan(
+        contenders=wanted, device=device, budget_s=given.row_s, train=not given.forward_only,
+        warm=not given.cold_only, profile=given.profile and device == "cuda",
+    )  # fmt: skip
+    _share_processors(given.pairs)
+    with tempfile.TemporaryDirectory(prefix="mkcompile-models-") as folder:
+        job = Job(
+            cells=tuple(cells), plan=plan, folder=Path(folder), out=given.out, common=_common(given.commit, device),
+            deadline=time.time() + given.limit_s, cell_s=given.cell_s,
+        )  # fmt: skip
+        with Progress(console, len(cells)) as progress:
+            run(job, given.pairs, progress)
+    return report_errors(console, every, wanted, device, given.out)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m mkcompile bench models", description=__doc__)
+    parser.add_argument("--model", choices=tuple(MODELS), action="append", default=[], help="may be repeated")
+    parser.add_argument("--form", choices=FORMS, action="append", default=[], help="may be repeated")
+    parser.add_argument("--tokens", type=_tokens, action="append", default=[], metavar="BxT", help="may be repeated")
+    parser.add_argument("--mode", choices=MODES, action="append", default=[], help="may be repeated")
+    parser.add_argument("--contender", choices=CONTENDERS, action="append", default=[], help="may be repeated")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--forward-only", action="store_true", help="leave backward out")
+    parser.add_argument("--cold-only", action="store_true", help="compile once: no warm compile times")
+    parser.add_argument("--profile", action="store_true", help="one step of each row under torch's profiler")
+    parser.add_argument("--again", action="store_true", help="measure also what is in the results")
+    parser.add_argument("--pairs", type=int, default=4, help="pairs of processes that compile side by side")
+    parser.add_argument("--row-s", type=float, default=2.5, help="seconds of timing for each pass of a cell")
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="begin no cell that would end later")
+    parser.add_argument("--cell-s", type=float, default=45.0, help="what a cell is expected to take, with compiling")
+    parser.add_argument("--commit", default="", help="written into every row; default: git's")
+    parser.add_argument("--out", type=Path, default=_RESULTS / "2xh200" / "models.jsonl", help="rows are appended")
+    return parser
+
+
+def _tokens(text: str) -> tuple[int, int]:
+    batch, _, length = text.partition("x")
+    return int(batch), int(length)
+
+
+def _device(asked: str) -> str:
+    if asked != "auto":
+        return asked
+    return "cuda" if torch.cuda.is_available() and torch.cuda.device_count() >= WORLD_SIZE else "cpu"
+
+
+def _share_processors(pairs: int) -> None:
+    """Inductor starts as many compile workers as there are processors, in every rank."""
+    each = max(1, (os.cpu_count() or 1) // (2 * pairs * WORLD_SIZE))
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(each, 8)))
+
+
+def _common(commit: str, device: str) -> dict[str, Any]:
+    gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    return {
+        "world": WORLD_SIZE, "dtype": "bfloat16", "device": gpu, "torch": torch.__version__,
+        "commit": commit or _git_commit(), "date": datetime.date.today().isoformat(),
+    }  # fmt: skip
+
+
+def _git_commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    return done.stdout.strip() or "unknown"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pair:
+    """One pair of processes, restarted behind a cell that ended it."""
+
+    job: Job
+    number: int
+    progress: Progress
+    done: int = field(default=0)
+
+    def run(self) -> None:
+        while self.job.cells and time.time() < self.job.deadline:
+            self.done = 0
+            left_s = self.job.deadline - time.time()
+            launch = Launch(world_size=WORLD_SIZE, device=self.job.plan.device, timeout_s=left_s, group_timeout_s=300.0)
+            try:
+                run_ranks(partial(work, job=self.job), launch, self._heard)
+                return
+            except RankError as failure:
+                self._record(str(failure))
+                self.job = without_first(self.job, self.done + 1)
+
+    def _heard(self, rank: int, text: str) -> None:
+        if not text.startswith("done "):
+            self.progress.step(self.number, rank, text)
+        elif rank == 0:
+            self.done = int(text.removeprefix("done ")) + 1
+            self.progress.advance()
+
+    def _record(self, failure: str) -> None:
+        """The cell that was being measured gets rows that say what ended it, unless only time ran out."""
+        self.progress.say(failure)
+        if self.done >= len(self.job.cells) or failure.startswith("out of time"):
+            return
+        cell, plan = self.job.cells[self.done], self.job.plan
+        key = {"model": cell.model, "form": cell.form, "B": cell.batch, "T": cell.tokens, "mode": cell.mode}
+        error = " ".join(failure.split())[-400:]
+        names = cell.contenders(plan.contenders, plan.device)
+        rows = [{**key, "contender": name, "error": error, **self.job.common} for name in names]
+        results.append(self.job.out, rows)
+        self.progress.advance()
+
+
+def run(job: Job, num_pairs: int, progress: Progress) -> None:
+    """Deal the cells out, and wait for all pairs."""
+    dealt = [job.cells[first::num_pairs] for first in range(num_pairs)]
+    pairs = [
+        _Pair(job=Job(**{**_fields(job), "cells": cells}), number=number, progress=progress)
+        for number, cells in enumerate(dealt)
+        if cells
+    ]
+    threads = [threading.Thread(target=pair.run) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _fields(job: Job) -> dict[str, Any]:
+    return {name: getattr(job, name) for name in Job.__slots__}
+
+
+def report_errors(console: Console, cells: list[Cell], wanted: tuple[str, ...], device: str, out: Path) -> int:
+    """Say which rows have errors or are missing; 1 where one of ours has."""
+    found = results.read(out)
+    keys = [(cell.key, name) for cell in cells for name in cell.contenders(wanted, device)]
+    for key in keys:
+        error = found[key].get("error") if key in found else "not measured yet"
+        if error:
+            console.print(f"{' '.join(str(part) for part in key[0])}, {key[1]}: {error}", markup=False)
+    ours = [found[key] for key in keys if key in found and key[1] == "mkernel"]
+    return 1 if any("error" in row for row in ours) else 0

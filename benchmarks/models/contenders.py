@@ -1,0 +1,100 @@
+"""Who takes part: how each contender's call is made, and what is learnt while it compiles."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._inductor import config as inductor_config
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.utils import clear_caches
+
+from mkcompile.backend import mkernel
+
+Call = Callable[[Tensor], Tensor]
+
+
+class CollectiveCounter(CustomGraphPass):
+    """Counts our operators and the collectives that are left, in every graph that is compiled (not in cached ones)."""
+
+    def __init__(self) -> None:
+        self.operators: Counter[str] = Counter()
+        self.left: Counter[str] = Counter()
+
+    def __call__(self, graph: fx.Graph) -> None:
+        for node in graph.nodes:
+            if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+                continue
+            name = node.target._schema.name
+            if name.startswith("mkcompile::"):
+                self.operators[name.removeprefix("mkcompile::")] += 1
+            elif name.startswith("_c10d_functional::") and not name.endswith("::wait_tensor"):
+                self.left[name.removeprefix("_c10d_functional::")] += 1
+
+    def uuid(self) -> str:
+        """It changes nothing: a constant."""
+        return "benchmarks.models.contenders.CollectiveCounter"
+
+
+@dataclass(slots=True, kw_only=True)
+class Contender:
+    """One contender of a cell. `compiled` is called by Dynamo when a graph is ready, before its first run."""
+
+    name: str
+    module: nn.Module
+    graphs: bool
+    cache: Path
+    compiled: Callable[[], None]
+    counter: CollectiveCounter = field(default_factory=CollectiveCounter)
+
+    def call(self) -> Call:
+        """The module as this contender runs it."""
+        if self.name == "eager":
+            return self.module
+        compiled: Call = torch.compile(self.module, backend=self._backend, fullgraph=True, dynamic=False)
+        if not self.graphs:
+            return compiled
+
+        def stepped(x: Tensor) -> Tensor:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+            return compiled(x)
+
+        return stepped
+
+    def _backend(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        options: dict[str, Any] = {"triton.cudagraphs": self.graphs}
+        if self.name == "mkernel":
+            graph = mkernel(gm, example_inputs, options=options)
+        else:
+            options["_micro_pipeline_tp"] = self.name == "async_tp"
+            graph = compile_fx(gm, example_inputs, config_patches=options)  # type: ignore[assignment]
+        self.compiled()
+        return graph
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Compile caches of this contender's own; backward is compiled with forward, and collectives are counted."""
+        names = {"TORCHINDUCTOR_CACHE_DIR": self.cache / "inductor", "TRITON_CACHE_DIR": self.cache / "triton"}
+        before = {name: os.environ.get(name) for name in names}
+        os.environ.update({name: str(path) for name, path in names.items()})
+        clear_caches()
+        try:
+            with (
+                inductor_config.patch(post_grad_custom_post_pass=self.counter),
+                torch._functorch.config.patch(force_non_lazy_backward_lowering=True),
+            ):
+                yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value

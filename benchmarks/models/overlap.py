@@ -1,0 +1,93 @@
+"""Where one step's time goes on the GPU: kernels by name, and communication that no computation runs beside.
+
+From the events of torch's profiler: NCCL's kernels, copies between devices, and everything else as computation. What
+our fused kernels exchange is inside of them and not seen here.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .timing import synchronize
+
+_COMMUNICATES = ("nccl", "one_shot", "two_shot", "multimem", "barrier_kernel", "put_signal", "wait_signal")
+_ON_DEVICE = ("kernel", "gpu_memcpy")
+#: The entry point of our kernels.
+_OURS = ("mk_kernel",)
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """Units: microseconds of one step. `kernels`: name, launches, total; the longest first."""
+
+    span_us: float
+    busy_us: float
+    communication_us: float
+    exposed_us: float
+    fused_us: float
+    kernels: tuple[tuple[str, int, float], ...]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Disjoint, in order."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Of disjoint ones."""
+    return sum(end - start for start, end in intervals)
+
+
+def overlap_of(events: list[tuple[str, str, float, float]]) -> Overlap:
+    """From (category, name, start, duration) of what ran on the device. Units: microseconds."""
+    sums: dict[str, list[float]] = defaultdict(list)
+    for _, name, _, duration in events:
+        sums[name].append(duration)
+    spans = {kind: [(s, s + d) for c, n, s, d in events if _kind(c, n) == kind] for kind in ("comm", "compute", "ours")}
+    everything = union(one for of_kind in spans.values() for one in of_kind)
+    computing = union([*spans["compute"], *spans["ours"]])
+    kernels = sorted(((name, len(of), round(sum(of), 1)) for name, of in sums.items()), key=lambda one: -one[2])
+    return Overlap(
+        span_us=round(everything[-1][1] - everything[0][0], 1) if everything else 0.0,
+        busy_us=round(length(everything), 1),
+        communication_us=round(length(union(spans["comm"])), 1),
+        exposed_us=round(length(everything) - length(computing), 1),
+        fused_us=round(length(union(spans["ours"])), 1),
+        kernels=tuple(kernels),
+    )
+
+
+def _kind(category: str, name: str) -> str:
+    lowered = name.lower()
+    if category == "gpu_memcpy" or any(word in lowered for word in _COMMUNICATES):
+        return "comm"
+    return "ours" if any(word in lowered for word in _OURS) else "compute"
+
+
+def profiled(step: Callable[[], object]) -> Overlap:
+    """One call of a step that has run before."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        step()
+        synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    seen = [e for e in events if e.get("cat") in _ON_DEVICE and "dur" in e]
+    return overlap_of([(e["cat"], e["name"], float(e["ts"]), float(e["dur"])) for e in seen])

@@ -1,0 +1,51 @@
+"""Pairs of processes compile side by side, and take turns on the GPUs.
+
+Compiling needs processors only, and most of the time. One lock, a file, is held by the pair that uses the GPUs: rank 0
+takes it, then tells its peers. So a row is timed on an otherwise idle machine although others are compiled meanwhile.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from dataclasses import dataclass
+from io import BufferedRandom
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(slots=True)
+class Turn:
+    """The lock as one pair sees it; `host_group` is a gloo group of its ranks. Units: `waited_s` seconds so far."""
+
+    path: Path
+    host_group: dist.ProcessGroup
+    waited_s: float = 0.0
+    _file: BufferedRandom | None = None
+    _held: bool = False
+
+    def enter(self) -> None:
+        """Wait for the GPUs. Collective over the pair; nothing if they are ours already."""
+        if self._held:
+            return
+        started = time.perf_counter()
+        if dist.get_rank() == 0:
+            self._file = self.path.open("a+b")
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        dist.barrier(group=self.host_group)
+        self._held = True
+        self.waited_s += time.perf_counter() - started
+
+    def leave(self) -> None:
+        """Finish what runs on this rank's GPU and let another pair have them; nothing if they are not ours."""
+        if not self._held:
+            return
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        dist.barrier(group=self.host_group)
+        self._held = False
+        if self._file is not None:
+            self._file.close()
+            self._file = None

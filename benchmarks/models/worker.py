@@ -1,0 +1,91 @@
+"""What one rank of a pair does: cell after cell, until all are measured or time is up."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from . import results
+from .cell_run import Plan, run_cell
+from .cells import Cell
+from .turn import Turn
+
+_GROUP_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Cells of one pair. `folder` is the run's own: the lock and the compile caches. `common` goes into every row.
+
+    Units: `deadline` of `time.time`; no cell begins less than `cell_s` seconds before it.
+    """
+
+    cells: tuple[Cell, ...]
+    plan: Plan
+    folder: Path
+    out: Path
+    common: dict[str, Any]
+    deadline: float
+    cell_s: float
+
+
+def work(rank: int, say: Callable[[str], None], *, job: Job) -> int:
+    """How many cells were measured."""
+    mesh = init_device_mesh(job.plan.device, (dist.get_world_size(),))
+    if job.plan.device == "cuda":
+        _allow_async_tp(mesh.get_group())
+    host_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
+    turn = Turn(path=job.folder / "turn.lock", host_group=host_group)
+    done = 0
+    for number, cell in enumerate(job.cells):
+        if not _time_is_left(job, host_group):
+            break
+        rows = run_cell(cell, job.plan, turn, mesh, job.folder / "caches" / _slug(cell), say)
+        if rank == 0:
+            _write(job, rows)
+        say(f"done {number}")
+        done += 1
+    return done
+
+
+def _time_is_left(job: Job, host_group: dist.ProcessGroup) -> bool:
+    """As rank 0 sees it."""
+    left = torch.tensor(job.deadline - time.time())
+    dist.broadcast(left, 0, group=host_group)
+    return left.item() > job.cell_s
+
+
+def _allow_async_tp(group: dist.ProcessGroup) -> None:
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    enable_symm_mem_for_group(group.group_name)
+
+
+def _write(job: Job, rows: list[dict[str, Any]]) -> None:
+    """Rows to the results; profiles, which are long, to a file beside them."""
+    profiles = []
+    for row in rows:
+        found = {which: row.pop(f"{which}_profile", None) for which in ("fwd", "fwdbwd")}
+        key = {name: row[name] for name in ("model", "form", "B", "T", "mode", "contender")}
+        profiles += [{**key, "pass": which, **one} for which, one in found.items() if one]
+    results.append(job.out, [{**row, **job.common} for row in rows])
+    with job.out.with_name(job.out.stem + "-profiles.jsonl").open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(one) + "\n" for one in profiles)
+
+
+def _slug(cell: Cell) -> str:
+    return "-".join(str(part) for part in cell.key).replace(" ", "")
+
+
+def without_first(job: Job, count: int) -> Job:
+    """The same job with its first cells taken off."""
+    return replace(job, cells=job.cells[count:])
