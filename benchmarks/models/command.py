@@ -99,7 +99,7 @@ def _device(asked: str) -> str:
 
 def _share_processors(pairs: int) -> None:
     """Inductor starts as many compile workers as there are processors, in every rank."""
-    each = max(1, (os.cpu_count() or 1) // (2 * pairs * WORLD_SIZE))
+    each = max(2, (os.cpu_count() or 1) // (pairs * WORLD_SIZE))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(each, 8)))
 
 
@@ -130,7 +130,7 @@ class _Pair:
         while self.job.cells and time.time() < self.job.deadline:
             self.done = 0
             left_s = self.job.deadline - time.time()
-            launch = Launch(world_size=WORLD_SIZE, device=self.job.plan.device, timeout_s=left_s, group_timeout_s=300.0)
+            launch = Launch(world_size=WORLD_SIZE, device=self.job.plan.device, timeout_s=left_s, group_timeout_s=150.0)
             try:
                 run_ranks(partial(work, job=self.job), launch, self._heard)
                 return

@@ -19,7 +19,7 @@ from .cell_run import Plan, run_cell
 from .cells import Cell
 from .turn import Turn
 
-_GROUP_TIMEOUT_S = 300.0
+_GROUP_TIMEOUT_S = 150.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
