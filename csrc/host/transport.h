@@ -81,6 +81,15 @@ struct CopyEngine {
   i32 (*finished)(void* context, u64 token) = nullptr;
 };
 
+/// Stores to flag words that the CPU can't reach. All null: a release store by the proxy thread.
+struct FlagWriter {
+  void* context = nullptr;
+  /// Makes what the network wrote readable by the device (GPUDirect write order). 0, or a negative errno. May be null.
+  i32 (*flush)(void* context) = nullptr;
+  /// Stores `value` at `flag`, ordered after the flush. 0, or a negative errno.
+  i32 (*write)(void* context, void* flag, u32 value) = nullptr;
+};
+
 /// Publishes flags of the own region; implemented by the proxy, called by transports from poll() on the proxy thread.
 class Publisher {
  public:
@@ -97,8 +106,11 @@ struct Setup {
   Region region;
   Publisher* publisher = nullptr;
   CopyEngine copy;
+  FlagWriter flag_writer;     ///< for flags that a transport stores itself (emulated: the peer's)
   u32 lanes = 1;              ///< connections to each peer
   u32 max_outstanding = 256;  ///< messages in flight over all peers; the same on every rank
+  std::span<std::byte> bounce;  ///< pinned memory for Registration::kBounce and sockets; empty for host memory
+  u64 timeout_ns = 0;         ///< how long a peer may be silent in the midst of something before it counts as lost
   u64 seed = 0;               ///< of whatever is random (shuffling)
   std::string device;         ///< NIC ("mlx5_0", "rxe0") or interface ("eth0"); empty: the transport chooses
 };
