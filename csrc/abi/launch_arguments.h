@@ -10,7 +10,7 @@ struct alignas(64) TensorMap {
 };
 static_assert(sizeof(TensorMap) == 128, "size of CUtensorMap");
 
-enum OperatorId : u32 { kGemm = 0, kGemmReduceScatter = 1, kGemmAllReduce = 2 };
+enum OperatorId : u32 { kGemm = 0, kGemmReduceScatter = 1, kGemmAllReduce = 2, kAllGatherGemm = 3 };
 
 /// Products that one launch can sum: sum_i a[i] @ weight[i].
 inline constexpr u32 kMaxTerms = 4;
@@ -31,6 +31,10 @@ struct alignas(64) LaunchArguments {
   u64 region_offset;              ///< workspace base to the staging region of even epochs
   u64 region_bytes;               ///< from there to the region of odd epochs
   u64 final_offset;               ///< region base to the slots of finished tiles
+  u64 out_address;                ///< this rank's result, for kernels that store it from registers
+  u64 mailbox_offset;             ///< workspace base to the mailbox of even epochs; zero between launches
+  u64 mailbox_bytes;              ///< for each source, of each parity
+  u64 trace;                      ///< rings of abi/trace.h for all blocks, or 0
   u32 m, n;
   u32 k[kMaxTerms];
   u32 terms;
@@ -42,7 +46,11 @@ struct alignas(64) LaunchArguments {
   u32 max_tiles;     ///< words in each flag array
   u32 pace_ns;       ///< interval between the panels of a pushed tile; 0: at once
   float scale;       ///< of the sum over the ranks
-  u32 reserved;
+  u32 out_stride;    ///< elements between rows of the result
+  u32 identity;       ///< hash of all that the ranks of one launch must agree on
+  u32 is_captured;    ///< launched by the replay of a graph
+  u32 trace_records;  ///< records in each ring
+  u32 trace_launch;   ///< what records of this launch are marked with
 };
 static_assert(sizeof(LaunchArguments) % 64 == 0 && sizeof(LaunchArguments) <= 4096, "kernel parameter space");
 

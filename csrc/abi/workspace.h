@@ -15,8 +15,7 @@ struct WorkspaceHeader {
   u32 blocks_out;  ///< blocks of the current launch that have left
   u32 abort;       ///< non-zero: every wait gives up; stays set until the workspace is made anew
   u32 reserved[60];
-  u32 entered[kMaxWorld];  ///< [source] last epoch that this peer has entered
-  u32 padding[48];
+  u64 entered[2][kMaxWorld];  ///< [parity of the epoch][source] epoch that this peer entered; above it, its identity
 };
 static_assert(sizeof(WorkspaceHeader) == 512, "flags start at byte 512");
 
@@ -35,6 +34,8 @@ enum FaultCode : u32 {
   kPeerTimeout = 1,   ///< a peer's flag did not come before the deadline
   kLaunchOrder = 2,   ///< the workspace was still in use by another launch
   kLocalStall = 3,    ///< a wait inside one block never ended; the kernel trapped
+  kLaunchMismatch = 4,    ///< a peer has entered another launch; expected and seen are identities
+  kReplayAfterFault = 5,  ///< a captured graph was replayed on a workspace that had failed with the code in `seen`
 };
 
 /// Roles of the warps in one block, as fault reports name them.

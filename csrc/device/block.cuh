@@ -21,12 +21,15 @@ MK_DEVICE void load_role(const LaunchArguments& args, const SharedMemory<typenam
                          const typename Op::Schedule& schedule) {
   using Tile = typename Op::Tile;
   Ring<Tile> ring;
+  Trace trace(args, kLoadLane);
   for (u32 position = blockIdx.x; position < schedule.positions(); position += gridDim.x) {
     const Task task = schedule.task(position);
     if (!task.valid) continue;
     const TilePlace place = schedule.template place<Tile>(args, task);
     const u32 peer = task.owner == args.rank ? 0 : TileNote::kPeer;
-    load_tile<Tile>(args, memory, ring, TileNote{task.index | peer, place.column}, place.row);
+    trace.begin();
+    load_tile<Tile>(args, memory, ring, TileNote{task.index | peer, place.column}, place.row, trace);
+    trace.end(kTraceLoad, task.owner, task.index);
   }
   load_end<Tile>(args, memory, ring);
 }
@@ -37,16 +40,20 @@ MK_DEVICE void store_role(const LaunchArguments& args, const SharedMemory<typena
                           const typename Op::Schedule& schedule, int group) {
   using Tile = typename Op::Tile;
   typename Op::Sink sink(args, memory, group);
+  Trace trace(args, kStoreLane + group);
   u32 tiles = 0;
   for (u32 position = blockIdx.x; position < schedule.positions(); position += gridDim.x) {
     const Task task = schedule.task(position);
     if (!task.valid) continue;
     const TilePlace place = schedule.template place<Tile>(args, task);
     const bool last = position + gridDim.x >= schedule.positions();
+    trace.begin();
     sink.begin(task);
+    if constexpr (Op::kReduces) trace.end_wait(kTraceReceive, task.owner, task.index);
 #pragma unroll 1
     for (int index = 0; index < Tile::kPanels; ++index) {
-      wait_phase(args, memory.panel_full(group, index), tiles & 1, kStoreRole);
+      wait_phase(args, memory.panel_full(group, index), tiles & 1, kStoreRole, trace);
+      if (index == 0) trace.begin();
       sink.send(task, place, index, last);
       bulk_commit();
       if (index > 0) {
@@ -57,6 +64,7 @@ MK_DEVICE void store_role(const LaunchArguments& args, const SharedMemory<typena
     bulk_wait_read<0>();
     mbarrier_arrive(memory.panel_empty(group, Tile::kPanels - 1));
     sink.end(task, schedule);
+    trace.end(task.owner == args.rank ? kTraceStore : kTracePush, task.owner, task.index);
     ++tiles;
   }
   bulk_wait<0>();
@@ -68,6 +76,8 @@ MK_DEVICE void run_block(const LaunchArguments& args) {
   using Tile = typename Op::Tile;
   extern __shared__ __align__(1024) u8 dynamic_shared[];
   const SharedMemory<Tile> memory{(shared_address(dynamic_shared) + 1023) & ~1023u};
+  Trace trace(args, kComputeLane, threadIdx.x == 0);
+  trace.begin();
   if (threadIdx.x == 0) memory.init();
   __syncthreads();
 
@@ -90,6 +100,7 @@ MK_DEVICE void run_block(const LaunchArguments& args) {
     __syncthreads();
     if (threadIdx.x == 0) leave_launch(args, load_shared(memory.epoch()));
   }
+  if constexpr (kTrace) trace.end(kTraceBlock, args.rank, Op::kReduces ? load_shared(memory.epoch()) : 0);
 }
 
 }  // namespace mk

@@ -43,8 +43,8 @@ struct ReduceSink {
   const SharedMemory<Tile>& memory;
   Staging<Tile> staging;
   const int group;
-  u32 entered = 0;  ///< bit set of peers that are known to have left the launch before the last
   u32 sent = 0;
+  bool peers_known = false;  ///< all have entered this very launch
   u64 first_panel_ns = 0;
   bool given_up = false;
 
@@ -72,6 +72,7 @@ struct ReduceSink {
   /// All partials of an own tile have come; the first is loaded into the panels, which are free: this thread waited for
   /// its own stores to have read them.
   MK_DEVICE void receive(const Task& task) {
+    if (!peers_known) meet_peers(task);
     for (u32 source = 0; source < args.world; ++source) {
       if (source == args.rank) continue;
       // pairs-with: partial_ready acquire (signal_role -> store_role), scope sys
@@ -91,14 +92,18 @@ struct ReduceSink {
     }
   }
 
-  /// The owner no longer reads what lies in the slot: not that of two launches ago, which used the same region, and not
-  /// an earlier tile of this launch.
-  MK_DEVICE void claim_slot(const Task& task) {
-    if (!(entered >> task.owner & 1)) {
-      // pairs-with: entered acquire (signal_role -> store_role), scope sys
-      wait(&workspace_header(args, args.rank)->entered[task.owner], staging.epoch - 1, task.owner, task.index);
-      entered |= 1u << task.owner;
+  /// Before anything of a peer is used, and before anything is stored into its result.
+  MK_DEVICE void meet_peers(const Task& task) {
+    for (u32 peer = 0; peer < args.world && !given_up; ++peer) {
+      if (peer == args.rank) continue;
+      given_up = !meet_peer<Op::kOperator>(args, staging.epoch, WaitSite{kStoreRole, peer, task.index});
     }
+    peers_known = true;
+  }
+
+  /// The owner no longer reads an earlier tile of this launch that lay in the slot. Nor does the launch before the last,
+  /// which used the same region: see RollCall.
+  MK_DEVICE void claim_slot(const Task& task) {
     if (task.index >= args.slots) {
       // pairs-with: partial_free acquire (signal_role -> store_role), scope sys
       wait(staging.flag(args.rank, kPartialFree, task.owner, task.index - args.slots), staging.epoch, task.owner,
@@ -156,6 +161,42 @@ struct ReduceSink {
   }
 };
 
+/// One thread of each launch: tells the peers which launch this rank has entered, and does not let it end before all of
+/// them have entered the same one. So when a launch begins, every peer has entered the one before: the one before that
+/// has finished everywhere, and its staging region, which this launch uses, is free.
+template <class Op>
+struct RollCall {
+  const LaunchArguments& args;
+  const u32 epoch;
+  u32 missing = 0;  ///< bit set of peers
+
+  MK_DEVICE RollCall(const LaunchArguments& args, u32 epoch) : args(args), epoch(epoch) {
+    if (blockIdx.x != 0 || epoch == 0) return;
+    missing = ((1u << args.world) - 1) & ~(1u << args.rank);
+    // The launch before this one has finished here. Publishes: its staging region may be written again.
+    // pairs-with: entered release (signal_role -> signal_role), scope sys
+    fence_acq_rel_sys();
+    for (u32 peer = 0; peer < args.world; ++peer) {
+      // Relaxed: the fence above releases.
+      if (peer != args.rank) store_relaxed_sys(entered_word(args, peer, args.rank, epoch), entry(args, epoch));
+    }
+  }
+
+  MK_DEVICE bool finished() const { return missing == 0; }
+  MK_DEVICE u32 peer() const { return __ffs(missing) - 1; }
+  MK_DEVICE u32 seen() const {
+    // pairs-with: entered acquire (signal_role -> signal_role), scope sys
+    return (u32)load_acquire_sys(entered_word(args, args.rank, peer(), epoch));
+  }
+  /// Strike off the next peer if it is here; never waits. A peer that is elsewhere ends the launch.
+  MK_DEVICE bool step() {
+    if (finished() || !reached(seen(), epoch)) return false;
+    meet_peer<Op::kOperator>(args, epoch, WaitSite{kEntry, peer(), 0});
+    missing &= missing - 1;
+    return true;
+  }
+};
+
 /// The one thread of a block that tells other ranks of finished tiles. Its fence waits for all bytes that the GPU has on
 /// the link; no thread with other work to do could bear that.
 template <class Op>
@@ -167,19 +208,12 @@ struct Signaller {
   const Staging<Tile> staging;
   u32 position = blockIdx.x;
   u32 published = 0;
+  Trace trace;
 
   MK_DEVICE Signaller(const LaunchArguments& args, const SharedMemory<Tile>& memory,
                       const typename Op::Schedule& schedule, u32 epoch)
-      : args(args), memory(memory), schedule(schedule), staging{args, epoch} {
+      : args(args), memory(memory), schedule(schedule), staging{args, epoch}, trace(args, kSignalLane) {
     if (epoch == 0) position = schedule.positions();
-    if (blockIdx.x != 0 || epoch == 0) return;
-    // The launch before this one has finished here. Publishes: its staging region may be written again.
-    // pairs-with: entered release (signal_role -> store_role), scope sys
-    fence_acq_rel_sys();
-    for (u32 peer = 0; peer < args.world; ++peer) {
-      // Relaxed: the fence above releases.
-      if (peer != args.rank) store_relaxed_sys(&workspace_header(args, peer)->entered[args.rank], epoch);
-    }
   }
 
   MK_DEVICE bool finished() const { return position >= schedule.positions(); }
@@ -201,7 +235,9 @@ struct Signaller {
     if (load_shared(memory.given_up())) {
       position = schedule.positions();
     } else {
+      trace.begin();
       publish(task);
+      trace.end(kTraceSignal, task.owner, task.index);
     }
     return true;
   }
@@ -213,6 +249,7 @@ struct Signaller {
     // pairs-with: partial_free release (signal_role -> store_role), scope sys
     // pairs-with: final_ready release (signal_role -> copy_role), scope sys
     fence_acq_rel_sys();
+    trace.waited(trace.start_ns);
     if (task.owner != args.rank) {
       // Relaxed: the fence above releases, once for all words.
       store_relaxed_sys(staging.flag(task.owner, kPartialReady, args.rank, task.index), staging.epoch);

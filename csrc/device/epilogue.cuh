@@ -52,12 +52,12 @@ struct Panel {
     v[4] = Element::low(partial.z), v[5] = Element::high(partial.z);
     v[6] = Element::low(partial.w), v[7] = Element::high(partial.w);
   }
-  MK_DEVICE void add_bias(const LaunchArguments& args, i32 column) {
-    const u32* bias = reinterpret_cast<const u32*>(args.bias);
+  MK_DEVICE void add_bias(u64 address, u32 n, i32 column) {
+    const u32* bias = reinterpret_cast<const u32*>(address);
 #pragma unroll
     for (int i = 0; i < 2 * kFragments; ++i) {
       const u32 at = column + i * 8 + threadIdx.x % 4 * 2;
-      if (at >= args.n) continue;  // n is even
+      if (at >= n) continue;  // n is even
       const u32 pair = __ldg(bias + at / 2);
       values[i * 4] += Element::low(pair), values[i * 4 + 1] += Element::high(pair);
       values[i * 4 + 2] += Element::low(pair), values[i * 4 + 3] += Element::high(pair);
@@ -123,6 +123,7 @@ struct Epilogue {
   const LaunchArguments& args;
   const SharedMemory<Tile>& memory;
   const int group;
+  Trace& trace;
   u32 tiles = 0, own_tiles = 0;
 
   MK_DEVICE void hand_over(int index) const {
@@ -130,13 +131,13 @@ struct Epilogue {
     mbarrier_arrive(memory.panel_full(group, index));
   }
   MK_DEVICE void wait_empty(int index) const {
-    wait_phase(args, memory.panel_empty(group, index), (tiles & 1) ^ 1, kComputeRole);
+    wait_phase(args, memory.panel_empty(group, index), (tiles & 1) ^ 1, kComputeRole, trace);
   }
   /// Not in place: accumulators written outside wgmma make ptxas serialise all of them.
   MK_DEVICE void take(const float* acc, i32 column, int index, Values& panel) const {
 #pragma unroll
     for (int i = 0; i < Values::kValues; ++i) panel.values[i] = acc[index * Values::kValues + i];
-    if constexpr (Op::kHasBias) panel.add_bias(args, column + index * Tile::kPanelN);
+    if constexpr (Op::kHasBias) panel.add_bias(args.bias, args.n, column + index * Tile::kPanelN);
   }
 
   /// A tile that stays here and needs no one else.
@@ -174,11 +175,11 @@ struct Epilogue {
 #pragma unroll
     for (int index = 0; index < Tile::kPanels; ++index) {
       const u32 shared = memory.panel(group, index);
-      wait_phase(args, memory.panel_staged(group, index), own_tiles & 1, kComputeRole);
+      wait_phase(args, memory.panel_staged(group, index), own_tiles & 1, kComputeRole, trace);
       Values panel;
       sum_partials(args, memory, note.index, shared, (group * Tile::kPanels + index) * Tile::kPanelBytes,
                    acc + index * Values::kValues, panel);
-      if constexpr (Op::kHasBias) panel.add_bias(args, column + index * Tile::kPanelN);
+      if constexpr (Op::kHasBias) panel.add_bias(args.bias, args.n, column + index * Tile::kPanelN);
       if (args.scale != 1.f) {
 #pragma unroll
         for (int i = 0; i < Values::kValues; ++i) panel.values[i] *= args.scale;
@@ -196,14 +197,18 @@ template <class Op>
 MK_DEVICE void compute_role(const LaunchArguments& args, const SharedMemory<typename Op::Tile>& memory, int group) {
   using Tile = typename Op::Tile;
   const u32 k_blocks = count_k_blocks(args);
-  Epilogue<Op> epilogue{args, memory, group};
+  Trace trace(args, kComputeLane + group, threadIdx.x % 128 == 0);
+  Epilogue<Op> epilogue{args, memory, group, trace};
   Ring<Tile> ring;
   // No `while (true)`: under one, ptxas gives the role only the registers of the launch, and spills.
-  for (TileNote note = next_tile(args, memory, ring); note.index != TileNote::kEnd;
-       note = next_tile(args, memory, ring)) {
+  for (TileNote note = next_tile(args, memory, ring, trace); note.index != TileNote::kEnd;
+       note = next_tile(args, memory, ring, trace)) {
     const i32 column = note.column + (Tile::kSplitsRows ? 0 : group * Tile::kGroupN);
     float acc[Tile::kGroupN / 2];
-    multiply_tile<typename Op::Element>(args, memory, ring, group, k_blocks, acc);
+    multiply_tile<typename Op::Element>(args, memory, ring, group, k_blocks, acc, trace);
+    const u32 owner = note.index & TileNote::kPeer ? kSomePeer : args.rank, index = note.index & ~TileNote::kPeer;
+    trace.end(kTraceMainloop, owner, index);
+    trace.begin();
     if constexpr (!Op::kReduces) {
       epilogue.finish_local(acc, column);
     } else if (note.index & TileNote::kPeer) {
@@ -211,6 +216,7 @@ MK_DEVICE void compute_role(const LaunchArguments& args, const SharedMemory<type
     } else {
       epilogue.finish_own(acc, note, column);
     }
+    trace.end(kTraceEpilogue, owner, index);
   }
 }
 

@@ -57,6 +57,41 @@ MK_DEVICE bool mbarrier_test_wait(u32 barrier, u32 parity) {
   return done;
 }
 
+// ---- clusters of blocks ----
+
+MK_DEVICE u32 cluster_rank() {
+  u32 rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+MK_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+MK_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+/// The address of the same place in the shared memory of another block of the cluster.
+MK_DEVICE u32 map_shared(u32 address, u32 rank) {
+  u32 mapped;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+  return mapped;
+}
+/// Counts its 16 bytes at the other block's barrier when they have arrived there.
+MK_DEVICE void store_async(u32 mapped, float a, float b, float c, float d, u32 mapped_barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(mapped),
+      "r"(__float_as_uint(a)), "r"(__float_as_uint(b)), "r"(__float_as_uint(c)), "r"(__float_as_uint(d)),
+      "r"(mapped_barrier)
+      : "memory");
+}
+/// As mbarrier_try_wait, for what other blocks of the cluster have sent.
+MK_DEVICE bool mbarrier_try_wait_cluster(u32 barrier, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done;
+}
+
 // ---- bulk copies (the async proxy) ----
 
 MK_DEVICE void prefetch_tensor_map(const TensorMap* map) {
@@ -105,6 +140,11 @@ MK_DEVICE u32 load_acquire_sys(const u32* word) {
   asm volatile("ld.acquire.sys.global.b32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
   return value;
 }
+MK_DEVICE u64 load_acquire_sys(const u64* word) {
+  u64 value;
+  asm volatile("ld.acquire.sys.global.b64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
 MK_DEVICE u32 load_relaxed_gpu(const u32* word) {
   u32 value;
   asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
@@ -112,6 +152,9 @@ MK_DEVICE u32 load_relaxed_gpu(const u32* word) {
 }
 MK_DEVICE void store_relaxed_sys(u32* word, u32 value) {
   asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+MK_DEVICE void store_relaxed_sys(u64* word, u64 value) {
+  asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 MK_DEVICE void fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
@@ -147,6 +190,9 @@ MK_DEVICE void store_shared(u32 address, u32 value) {
 
 // ---- vectors ----
 
+struct Vector2 {
+  u32 x, y;
+};
 struct Vector4 {
   u32 x, y, z, w;
 };
@@ -157,6 +203,31 @@ MK_DEVICE Vector4 load_global_vector(const void* global) {
                : "l"(global)
                : "memory");
   return v;
+}
+/// Each 32-bit word is read, or written, as a whole; the four together need not be.
+MK_DEVICE Vector4 load_relaxed_sys(const Vector4* global) {
+  Vector4 v;
+  asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(global)
+               : "memory");
+  return v;
+}
+MK_DEVICE Vector2 load_relaxed_sys(const Vector2* global) {
+  Vector2 v;
+  asm volatile("ld.relaxed.sys.global.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(global) : "memory");
+  return v;
+}
+MK_DEVICE void store_relaxed_sys(Vector4* global, Vector4 v) {
+  asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
+}
+MK_DEVICE void store_relaxed_sys(Vector2* global, Vector2 v) {
+  asm volatile("st.relaxed.sys.global.v2.b32 [%0], {%1, %2};" ::"l"(global), "r"(v.x), "r"(v.y) : "memory");
+}
+MK_DEVICE void store_global(Vector2* global, Vector2 v) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(global), "r"(v.x), "r"(v.y) : "memory");
 }
 MK_DEVICE Vector4 load_shared_vector(u32 address) {
   Vector4 v;

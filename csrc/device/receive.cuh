@@ -39,10 +39,13 @@ template <class Op>
 struct ArrivalWatch {
   const Staging<typename Op::Tile> staging;
   ArrivalQueue<Op> queue;
+  Trace trace;
 
   MK_DEVICE ArrivalWatch(const LaunchArguments& args, const SharedMemory<typename Op::Tile>&,
                          const typename Op::Schedule& schedule, u32 epoch)
-      : staging{args, epoch}, queue(args, schedule, epoch) {}
+      : staging{args, epoch}, queue(args, schedule, epoch), trace(args, kCopyLane) {
+    trace.begin();
+  }
 
   MK_DEVICE bool finished() const { return queue.finished(); }
   MK_DEVICE u32 seen() const {
@@ -51,6 +54,8 @@ struct ArrivalWatch {
   }
   MK_DEVICE bool step(bool) {
     if (finished() || !reached(seen(), staging.epoch)) return false;
+    trace.end_wait(kTraceReceive, queue.owner, queue.index);
+    trace.begin();
     queue.advance();
     return true;
   }
@@ -70,10 +75,12 @@ struct CopyOut {
   u32 narrow_tiles = 0, wide_tiles = 0;
   bool arrived = false;  ///< the current tile is here
   bool wide = false;     ///< all panels are free; decided anew for each tile
+  Trace trace;
 
   MK_DEVICE CopyOut(const LaunchArguments& args, const SharedMemory<Tile>& memory,
                     const typename Op::Schedule& schedule, u32 epoch)
-      : memory(memory), schedule(schedule), staging{args, epoch}, queue(args, schedule, epoch) {}
+      : memory(memory), schedule(schedule), staging{args, epoch}, queue(args, schedule, epoch),
+        trace(args, kCopyLane) {}
 
   MK_DEVICE bool finished() const { return queue.finished(); }
   MK_DEVICE u32 seen() const {
@@ -97,6 +104,7 @@ struct CopyOut {
     if (finished()) return false;
     if (!arrived) {
       if (!reached(seen(), staging.epoch)) return false;
+      trace.begin();
       fence_proxy_async();  // the flag was read by a generic load, the slot is read by bulk copies
       arrived = true;
       wide = block_is_done;
@@ -138,6 +146,7 @@ struct CopyOut {
       // Relaxed: the fence above releases.
       store_relaxed_sys(staging.flag(queue.owner, kFinalFree, staging.args.rank, queue.index), staging.epoch);
     }
+    trace.end(kTraceCopy, queue.owner, queue.index);
     (wide ? wide_tiles : narrow_tiles) += 1;
     loaded = stored = 0;
     arrived = false;
@@ -165,22 +174,25 @@ MK_DEVICE void signal_role(const LaunchArguments& args, const SharedMemory<typen
   const u32 epoch = enter_launch<Op::kOperator>(args);
   store_shared(memory.epoch(), epoch);
   mbarrier_arrive(memory.entered());
+  RollCall<Op> roll(args, epoch);
   Signaller<Op> signaller(args, memory, schedule, epoch);
   typename Op::Receiver receiver(args, memory, schedule, epoch);
   u64 progress_ns = global_timer_ns();
-  while (!signaller.finished() || !receiver.finished()) {
-    const bool told = signaller.step(), took = receiver.step(signaller.finished());
+  while (!signaller.finished() || !receiver.finished() || !roll.finished()) {
+    const bool met = roll.step(), told = signaller.step(), took = receiver.step(signaller.finished());
     const u64 now_ns = global_timer_ns();
-    if (told || took) {
+    if (met || told || took) {
       progress_ns = now_ns;
       continue;
     }
-    if (!receiver.finished()) {
+    if (!receiver.finished() || !roll.finished()) {
       if (load_relaxed_gpu(&workspace_header(args, args.rank)->abort) != kNoFault) break;
       // Later than the store threads' waits: those know the rank that is missing, this one only who waits for it too.
       if (now_ns - progress_ns > args.deadline_ns + args.deadline_ns / 4) {
-        report_fault<Op::kOperator>(args, kPeerTimeout, WaitSite{kCopyRole, receiver.queue.owner, receiver.queue.index},
-                                    epoch, receiver.seen(), now_ns - progress_ns);
+        const WaitSite site = receiver.finished() ? WaitSite{kEntry, roll.peer(), 0}
+                                                  : WaitSite{kCopyRole, receiver.queue.owner, receiver.queue.index};
+        report_fault<Op::kOperator>(args, kPeerTimeout, site, epoch, receiver.finished() ? roll.seen() : receiver.seen(),
+                                    now_ns - progress_ns);
         break;
       }
     } else if (now_ns - progress_ns > stall_limit_ns(args)) {

@@ -58,6 +58,23 @@ MK_DEVICE bool wait_until(const LaunchArguments& args, const u32* flag, u32 epoc
   }
 }
 
+/// Where rank `source` tells rank `at` which launch it has entered.
+MK_DEVICE u64* entered_word(const LaunchArguments& args, u32 at, u32 source, u32 epoch) {
+  return &workspace_header(args, at)->entered[epoch & 1][source];
+}
+MK_DEVICE u64 entry(const LaunchArguments& args, u32 epoch) { return (u64)args.identity << 32 | epoch; }
+
+/// Wait until a peer has entered this epoch. False, and a report, if it has entered it with another launch.
+template <OperatorId kOperator>
+MK_DEVICE bool meet_peer(const LaunchArguments& args, u32 epoch, WaitSite site) {
+  const u64* word = entered_word(args, args.rank, site.peer, epoch);
+  if (!wait_until<kOperator>(args, reinterpret_cast<const u32*>(word), epoch, site)) return false;
+  const u64 seen = load_acquire_sys(word);
+  if (seen == entry(args, epoch)) return true;
+  report_fault<kOperator>(args, kLaunchMismatch, site, args.identity, (u32)(seen >> 32), 0);
+  return false;
+}
+
 /// A wait inside one block that did not end: reported in a few words, then a trap, since the block can't drain.
 MK_DEVICE void trap_stalled(const LaunchArguments& args, Role role, u32 detail) {
   volatile FaultReport* report = reinterpret_cast<FaultReport*>(args.fault);
@@ -83,6 +100,18 @@ MK_DEVICE void wait_phase(const LaunchArguments& args, u32 barrier, u32 parity, 
   }
 }
 
+/// A captured graph knows nothing of the fault that its workspace had, and the host has taken the report: tell it again.
+template <OperatorId kOperator>
+MK_DEVICE void report_replay(const LaunchArguments& args, u32 aborted) {
+  volatile FaultReport* report = reinterpret_cast<FaultReport*>(args.fault);
+  if (report == nullptr || report->code != kNoFault) return;
+  report->op = kOperator;
+  report->rank = args.rank;
+  report->seen = aborted;
+  __threadfence_system();
+  report->code = kReplayAfterFault;
+}
+
 /// One thread of each block, beside the first loads. Returns the epoch of this launch, or 0 where it must send nothing.
 template <OperatorId kOperator>
 MK_DEVICE u32 enter_launch(const LaunchArguments& args) {
@@ -91,7 +120,10 @@ MK_DEVICE u32 enter_launch(const LaunchArguments& args) {
   const u32 ticket = add_relaxed_gpu(&header->blocks_in, 1);
   const u32 aborted = load_relaxed_gpu(&header->abort);
   const u32 epoch = load_relaxed_gpu(&header->epoch) + 1;
-  if (aborted != kNoFault) return 0;
+  if (aborted != kNoFault) {
+    if (args.is_captured && blockIdx.x == 0) report_replay<kOperator>(args, aborted);
+    return 0;
+  }
   if (ticket >= gridDim.x) {
     report_fault<kOperator>(args, kLaunchOrder, WaitSite{kEntry, args.rank, 0}, gridDim.x, ticket, 0);
     return 0;

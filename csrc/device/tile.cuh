@@ -2,7 +2,7 @@
 // The shape of a block's work: tile, pipeline, shared memory, matrix descriptors, and the mainloop of one tile.
 #include "device/element.cuh"
 #include "device/generated/wgmma.cuh"
-#include "device/sync.cuh"
+#include "device/trace.cuh"
 
 namespace mk {
 
@@ -11,25 +11,33 @@ inline constexpr int kThreads = (kMathGroups + 1) * 128;
 inline constexpr int kBlockK = 64;
 inline constexpr int kSparePanels = 2;
 
-/// Tile of kBlockM x kBlockN. Two math groups halve its rows (kBlockM 128) or its columns (kBlockM 64). Each group's
-/// part is cut into panels of 64 rows and at most 64 columns, the unit of stores and pushes.
-template <int kBlockM_, int kBlockN_, int kStages_, bool kWeightIsKn_, bool kCopiesOut_>
-struct TileShape {
-  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kStages = kStages_;
+/// Operands of kBlockM x kBlockN products. Two math groups halve the rows (kBlockM 128) or the columns (kBlockM 64).
+template <int kBlockM_, int kBlockN_, bool kWeightIsKn_>
+struct OperandShape {
+  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr bool kWeightIsKn = kWeightIsKn_;  ///< weight in memory [k, n]; else [n, k]
-  static constexpr bool kCopiesOut = kCopiesOut_;    ///< two more panels, through which finished tiles are copied out
   static constexpr bool kSplitsRows = kBlockM == 128;
   static constexpr int kGroupN = kSplitsRows ? kBlockN : kBlockN / kMathGroups;
   static constexpr int kPanelN = kGroupN % 64 == 0 ? 64 : kGroupN % 32 == 0 ? 32 : 16;
-  static constexpr int kPanels = kGroupN / kPanelN;
   static constexpr int kRowBytes = kPanelN * 2;
   static constexpr int kPanelBytes = 64 * kRowBytes;
-  static constexpr int kTileBytes = kMathGroups * kPanels * kPanelBytes;
   static constexpr int kBytesA = kBlockM * kBlockK * 2;
   static constexpr int kBytesB = kBlockN * kBlockK * 2;
   static constexpr int kStageBytes = kBytesA + kBytesB;
   static_assert(kBlockM == 64 || kBlockM == 128, "one or two row halves");
   static_assert(kPanelN >= 16 && kGroupN % kPanelN == 0, "whole panels");
+};
+
+/// Tile of kBlockM x kBlockN. Each group's part is cut into panels of 64 rows and at most 64 columns, the unit of stores
+/// and pushes.
+template <int kBlockM_, int kBlockN_, int kStages_, bool kWeightIsKn_, bool kCopiesOut_>
+struct TileShape : OperandShape<kBlockM_, kBlockN_, kWeightIsKn_> {
+  using Operands = OperandShape<kBlockM_, kBlockN_, kWeightIsKn_>;
+  using Operands::kGroupN, Operands::kPanelN, Operands::kPanelBytes, Operands::kStageBytes;
+  static constexpr int kStages = kStages_;
+  static constexpr bool kCopiesOut = kCopiesOut_;  ///< two more panels, through which finished tiles are copied out
+  static constexpr int kPanels = kGroupN / kPanelN;
+  static constexpr int kTileBytes = kMathGroups * kPanels * kPanelBytes;
 
   // Shared memory, from a 1024-byte boundary.
   static constexpr int kPanelOffset = kStages * kStageBytes;
@@ -145,14 +153,31 @@ struct TileNote {
   i32 column;  ///< first column
 };
 
+/// Load role: one k-block of both operands into a stage, whose barrier expects it.
+template <class Tile>
+MK_DEVICE void load_stage(const LaunchArguments& args, const SharedMemory<Tile>& memory, int stage, u32 term, i32 k,
+                          i32 row, i32 column) {
+  const u32 full = memory.stage_full(stage);
+  tensor_load(memory.a(stage), &args.a[term], full, k, row);
+  if constexpr (Tile::kWeightIsKn) {
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::kBlockN / Tile::kPanelN; ++chunk) {
+      tensor_load(memory.b(stage) + chunk * Tile::kPanelBytes, &args.weight[term], full,
+                  column + chunk * Tile::kPanelN, k);
+    }
+  } else {
+    tensor_load(memory.b(stage), &args.weight[term], full, k, column);
+  }
+}
+
 /// Load role: one tile's operands, k-block by k-block, into the ring.
 template <class Tile>
 MK_DEVICE void load_tile(const LaunchArguments& args, const SharedMemory<Tile>& memory, Ring<Tile>& ring, TileNote note,
-                         i32 row) {
+                         i32 row, Trace& trace) {
   bool first = true;
   for (u32 term = 0; term < args.terms; ++term) {
     for (u32 k = 0; k < args.k[term]; k += kBlockK) {
-      wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole);
+      wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole, trace);
       const u32 full = memory.stage_full(ring.stage);
       if (first) {
         store_shared(memory.tile_note(ring.stage), note.index);
@@ -160,16 +185,7 @@ MK_DEVICE void load_tile(const LaunchArguments& args, const SharedMemory<Tile>& 
         first = false;
       }
       mbarrier_arrive_expect(full, Tile::kStageBytes);
-      tensor_load(memory.a(ring.stage), &args.a[term], full, k, row);
-      if constexpr (Tile::kWeightIsKn) {
-#pragma unroll
-        for (int chunk = 0; chunk < Tile::kBlockN / Tile::kPanelN; ++chunk) {
-          tensor_load(memory.b(ring.stage) + chunk * Tile::kPanelBytes, &args.weight[term], full,
-                      note.column + chunk * Tile::kPanelN, k);
-        }
-      } else {
-        tensor_load(memory.b(ring.stage), &args.weight[term], full, k, note.column);
-      }
+      load_stage(args, memory, ring.stage, term, k, row, note.column);
       ring.advance();
     }
   }
@@ -185,8 +201,10 @@ MK_DEVICE void load_end(const LaunchArguments& args, const SharedMemory<Tile>& m
 
 /// Compute role: the next tile, once its first k-block is here.
 template <class Tile>
-MK_DEVICE TileNote next_tile(const LaunchArguments& args, const SharedMemory<Tile>& memory, const Ring<Tile>& ring) {
-  wait_phase(args, memory.stage_full(ring.stage), ring.parity, kComputeRole);
+MK_DEVICE TileNote next_tile(const LaunchArguments& args, const SharedMemory<Tile>& memory, const Ring<Tile>& ring,
+                             Trace& trace) {
+  trace.begin();
+  wait_phase(args, memory.stage_full(ring.stage), ring.parity, kComputeRole, trace);
   const u32 note = memory.tile_note(ring.stage);
   return TileNote{load_shared(note), (i32)load_shared(note + 4)};
 }
@@ -201,7 +219,7 @@ MK_DEVICE u32 count_k_blocks(const LaunchArguments& args) {
 /// that read it are known to be finished.
 template <class Element, class Tile, int kAccumulators>
 MK_DEVICE void multiply_tile(const LaunchArguments& args, const SharedMemory<Tile>& memory, Ring<Tile>& ring, int group,
-                             u32 k_blocks, float (&acc)[kAccumulators]) {
+                             u32 k_blocks, float (&acc)[kAccumulators], Trace& trace) {
   using Mma = Wgmma<Tile::kGroupN, Element, Tile::kWeightIsKn>;
   constexpr u32 kOffsetA = Tile::kSplitsRows ? 64 * kBlockK * 2 : 0;
   constexpr u32 kOffsetB = Tile::kSplitsRows ? 0 : Tile::kGroupN * kBlockK * 2;
@@ -213,7 +231,7 @@ MK_DEVICE void multiply_tile(const LaunchArguments& args, const SharedMemory<Til
   for (int i = 0; i < kAccumulators; ++i) acc[i] = 0.f;
   int previous = -1;
   for (u32 block = 0; block < k_blocks; ++block) {
-    wait_phase(args, memory.stage_full(ring.stage), ring.parity, kComputeRole);
+    wait_phase(args, memory.stage_full(ring.stage), ring.parity, kComputeRole, trace);
     const u64 a = k_major_descriptor(memory.a(ring.stage) + group * kOffsetA);
     const u32 b_address = memory.b(ring.stage) + group * kOffsetB;
     const u64 b = Tile::kWeightIsKn ? n_major_descriptor<Tile>(b_address) : k_major_descriptor(b_address);

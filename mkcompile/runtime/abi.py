@@ -14,13 +14,22 @@ MAP_ALIGNMENT_BYTES = 64
 WORKSPACE_HEADER_BYTES = 512
 NUM_FLAG_KINDS = 4
 
-OPERATORS = ("gemm", "gemm_reduce_scatter", "gemm_all_reduce")
+OPERATORS = ("gemm", "gemm_reduce_scatter", "gemm_all_reduce", "all_gather_gemm")
 ROLES = ("load", "compute", "store", "signal", "copy", "entry")
 
 NO_FAULT = 0
 PEER_TIMEOUT = 1
 LAUNCH_ORDER = 2
 LOCAL_STALL = 3
+LAUNCH_MISMATCH = 4
+REPLAY_AFTER_FAULT = 5
+
+#: What a trace record is about, and who in a block wrote it.
+TRACE_ROLES = (
+    "block", "load", "mainloop", "epilogue", "receive", "store", "push", "signal", "copy", "net_send", "net_receive"
+)  # fmt: skip
+TRACE_LANES = ("load", "compute 0", "compute 1", "store 0", "store 1", "signal", "copy", "extra")
+SOME_PEER = 255
 
 
 class FaultReport(ctypes.Structure):
@@ -50,8 +59,7 @@ class WorkspaceHeader(ctypes.Structure):
         ("blocks_out", ctypes.c_uint32),
         ("abort", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32 * 60),
-        ("entered", ctypes.c_uint32 * MAX_WORLD),
-        ("padding", ctypes.c_uint32 * 48),
+        ("entered", ctypes.c_uint64 * MAX_WORLD * 2),
     )
 
 
@@ -71,6 +79,10 @@ class KernelArguments(ctypes.Structure):
         ("region_offset", ctypes.c_uint64),
         ("region_bytes", ctypes.c_uint64),
         ("final_offset", ctypes.c_uint64),
+        ("out_address", ctypes.c_uint64),
+        ("mailbox_offset", ctypes.c_uint64),
+        ("mailbox_bytes", ctypes.c_uint64),
+        ("trace", ctypes.c_uint64),
         ("m", ctypes.c_uint32),
         ("n", ctypes.c_uint32),
         ("k", ctypes.c_uint32 * MAX_TERMS),
@@ -85,8 +97,33 @@ class KernelArguments(ctypes.Structure):
         ("max_tiles", ctypes.c_uint32),
         ("pace_ns", ctypes.c_uint32),
         ("scale", ctypes.c_float),
-        ("reserved", ctypes.c_uint32),
+        ("out_stride", ctypes.c_uint32),
+        ("identity", ctypes.c_uint32),
+        ("is_captured", ctypes.c_uint32),
+        ("trace_records", ctypes.c_uint32),
+        ("trace_launch", ctypes.c_uint32),
     )
+
+
+class TraceRecord(ctypes.Structure):
+    """One task of one thread; `role` indexes TRACE_ROLES."""
+
+    _fields_ = (
+        ("start_ns", ctypes.c_uint64),
+        ("end_ns", ctypes.c_uint64),
+        ("waited_ns", ctypes.c_uint32),
+        ("tile", ctypes.c_uint32),
+        ("launch", ctypes.c_uint32),
+        ("role", ctypes.c_uint8),
+        ("owner", ctypes.c_uint8),
+        ("reserved", ctypes.c_uint8 * 2),
+    )
+
+
+class TraceLaneHeader(ctypes.Structure):
+    """Before the records of each lane: how many were written."""
+
+    _fields_ = (("written", ctypes.c_uint64), ("reserved", ctypes.c_uint64 * 3))
 
 
 def new_arguments() -> KernelArguments:
@@ -100,6 +137,8 @@ _MIRRORS: tuple[tuple[str, type[ctypes.Structure]], ...] = (
     ("LaunchArguments", KernelArguments),
     ("FaultReport", FaultReport),
     ("WorkspaceHeader", WorkspaceHeader),
+    ("TraceRecord", TraceRecord),
+    ("TraceLaneHeader", TraceLaneHeader),
 )
 
 
@@ -115,6 +154,7 @@ def assertions() -> str:
         f"static_assert(mk::kMaxWorld == {MAX_WORLD} && mk::kMaxTerms == {MAX_TERMS});",
         f"static_assert(sizeof(mk::WorkspaceHeader) == {WORKSPACE_HEADER_BYTES});",
         f"static_assert(mk::kFlagKinds == {NUM_FLAG_KINDS});",
+        f"static_assert(mk::kTraceRoles == {len(TRACE_ROLES)} && mk::kTraceLanes == {len(TRACE_LANES)});",
     ]
     for name, mirror in _MIRRORS:
         lines.append(f"static_assert(sizeof(mk::{name}) == {padded_size(mirror)});")

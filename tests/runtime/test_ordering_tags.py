@@ -95,8 +95,8 @@ def test_planted_errors_are_found() -> None:
     assert unpaired(
         tags(
             text.replace(
-                "entered acquire (signal_role -> store_role), scope sys",
-                "entered acquire (signal_role -> store_role), scope gpu",
+                "entered acquire (signal_role -> signal_role), scope sys",
+                "entered acquire (signal_role -> signal_role), scope gpu",
             )
         )
     )

@@ -1,0 +1,61 @@
+#pragma once
+// Writing the timeline: what one thread did from when to when. All of it vanishes unless kTrace is set, a constant that
+// each unit defines before its first include.
+#include "abi/trace.h"
+#include "device/sync.cuh"
+
+namespace mk {
+
+/// One thread's lane: `begin`, the task, `end`. Waits between the two are told apart by `now` before and `waited` after.
+struct Trace {
+  const LaunchArguments& args;
+  TraceRecord* lane = nullptr;  ///< the lane's header; null: nothing is written
+  u64 start_ns = 0;
+  u32 waited_ns = 0;
+
+  /// `writes`: of several threads that do one task together, the one that records it.
+  MK_DEVICE Trace(const LaunchArguments& args, u32 lane_index, bool writes = true) : args(args) {
+    if constexpr (kTrace) {
+      const u64 slots = (u64)(blockIdx.x * kTraceLanes + lane_index) * (args.trace_records + 1);
+      if (writes && args.trace != 0) lane = reinterpret_cast<TraceRecord*>(args.trace) + slots;
+    }
+  }
+
+  MK_DEVICE u64 now() const {
+    if constexpr (kTrace) return global_timer_ns();
+    return 0;
+  }
+  MK_DEVICE void begin() {
+    start_ns = now();
+    waited_ns = 0;
+  }
+  MK_DEVICE void waited(u64 since_ns) { waited_ns += (u32)(now() - since_ns); }
+
+  MK_DEVICE void end(TraceRole role, u32 owner, u32 tile) {
+    if constexpr (kTrace) {
+      if (lane == nullptr) return;
+      TraceLaneHeader* header = reinterpret_cast<TraceLaneHeader*>(lane);
+      const u64 number = header->written;
+      lane[1 + (u32)number % args.trace_records] =
+          TraceRecord{start_ns, now(), waited_ns, tile, args.trace_launch, (u8)role, (u8)owner, {}};
+      header->written = number + 1;
+    }
+  }
+  /// A task that is nothing but a wait.
+  MK_DEVICE void end_wait(TraceRole role, u32 owner, u32 tile) {
+    waited(start_ns);
+    end(role, owner, tile);
+  }
+};
+
+/// As the other, and the time that passes is time waited.
+MK_DEVICE void wait_phase(const LaunchArguments& args, u32 barrier, u32 parity, Role role, Trace& trace) {
+  if constexpr (kTrace) {
+    if (mbarrier_test_wait(barrier, parity)) return;
+  }
+  const u64 since_ns = trace.now();
+  wait_phase(args, barrier, parity, role);
+  trace.waited(since_ns);
+}
+
+}  // namespace mk
