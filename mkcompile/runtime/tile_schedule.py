@@ -13,7 +13,7 @@ SM_FLOP_PER_US = 5.9e6
 LINK_BYTES_PER_US = 366e3
 #: Rate at which one SM can take in operands, bytes a microsecond, and the cost of beginning a tile.
 _SM_LOAD_BYTES_PER_US = 100e3
-_TILE_START_US = 1.0
+TILE_START_US = 1.0
 _EFFICIENCY = {
     (64, 32): 0.35, (64, 64): 0.55, (64, 128): 0.75, (64, 256): 0.85,
     (128, 64): 0.75, (128, 128): 0.93, (128, 160): 0.95, (128, 192): 0.97, (128, 224): 0.98, (128, 256): 1.0,
@@ -21,6 +21,8 @@ _EFFICIENCY = {
 _PACED_SHARE = 0.8
 _LINK_BOUND = 0.9
 _SHORT_US = 100.0
+#: Source: docs/decisions/301-tile-gemm.md.
+_ALONE_RASTER = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,10 @@ class LaunchSize:
     k: int
     world: int = 1
     segments: int = 1
+
+    def tiles(self, config: KernelConfig) -> int:
+        """Tiles of the whole product."""
+        return ceil(self.m / config.block_m) * ceil(self.n / config.block_n)
 
     def tiles_per_owner(self, config: KernelConfig) -> int:
         """Tiles of the rank that owns most."""
@@ -81,8 +87,8 @@ def choose_schedule(config: KernelConfig, size: LaunchSize, max_grid: int) -> Ti
     waves = ceil(positions / max_grid)
     grid = ceil(positions / waves)
     grid = min(ceil(grid / size.world) * size.world, max_grid)
-    if size.world == 1:
-        return TileSchedule(grid=grid)
+    if size.world == 1:  # nothing is gained by leaving SMs idle: the clock falls less than the work spreads
+        return TileSchedule(grid=min(positions, max_grid), raster_group=_ALONE_RASTER)
     compute_us = waves * size.tile_us(config)
     link_bound = size.sent_us(config) >= _LINK_BOUND * compute_us
     # Few waves: two of them before the first own tile would leave the link idle at the end.
@@ -96,7 +102,7 @@ def choose_tile(config: KernelConfig, size: LaunchSize, max_grid: int) -> Kernel
 
     def predicted_us(candidate: KernelConfig) -> float:
         waves = ceil(size.tiles_per_owner(candidate) * size.world / max_grid)
-        return waves * (size.tile_us(candidate) + _TILE_START_US)
+        return waves * (size.tile_us(candidate) + TILE_START_US)
 
     candidates = [config.with_tile(*tile) for tile in TILES]
     return min(reversed(candidates), key=predicted_us)
