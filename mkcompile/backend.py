@@ -19,13 +19,14 @@ from torch._inductor.compile_fx import compile_fx
 from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from mkcompile import codegen
 from mkcompile.config import Options, option_names, settings, split_options
 from mkcompile.errors import OptionError
 from mkcompile.ops.problem import Problem
 from mkcompile.passes import fusion_pass
 from mkcompile.passes.judge import judge_for
 from mkcompile.passes.reason import Reason
-from mkcompile.runtime.machine import policy_of, topology_of
+from mkcompile.runtime.machine import basis_of, enter, policy_of
 
 HOOK = "post_grad_custom_pre_pass"
 
@@ -43,10 +44,16 @@ class FusionPass(fusion_pass.FusionPass):
 
     def __init__(self, options: Options | None = None) -> None:
         self._machine = (options or Options()).topology
-        super().__init__(options, judge=self._judge_by_plan, facts=lambda: topology_of(self._machine).key())
+        super().__init__(options, judge=self._judge_by_plan, facts=self._basis)
 
     def _judge_by_plan(self, problem: Problem) -> float | Reason:
-        return judge_for(topology_of(self._machine), policy_of(self._machine))(problem)
+        basis = basis_of(self._machine)
+        return judge_for(basis.topology, policy_of(self._machine), basis.tuned)(problem)
+
+    def _basis(self) -> str:
+        """What decisions depend on: measured times are among it, but the same ones on all ranks."""
+        basis = basis_of(self._machine)
+        return basis.topology.key() + basis.tuned.to_json()
 
 
 class Chain(CustomGraphPass):
@@ -107,7 +114,7 @@ def mkernel(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
     Raises: OptionError.
     """
     options, theirs = split_options(kwargs.get("options"))
-    topology_of(options.topology)  # a wrong name is an error here, and not in the middle of a pass
+    enter(options.topology)  # a wrong name is an error here, and not in the middle of a pass
     patches = inductor_patches(theirs, kwargs.get("mode"))
     compiled: Callable[..., Any] = compile_fx(
         gm, example_inputs, config_patches=with_pass(patches, FusionPass(options))
@@ -128,3 +135,4 @@ def _configure_logging() -> None:
 
 
 _configure_logging()
+codegen.install()

@@ -32,16 +32,15 @@ from mkcompile.runtime.form import Form, Reduction
 from mkcompile.runtime.host import contiguous_strides
 from mkcompile.runtime.kernel import LoadedKernel
 from mkcompile.runtime.kernel_config import KernelConfig
-from mkcompile.runtime.operation import Device, Group, Operation
+from mkcompile.runtime.machine import own_basis
+from mkcompile.runtime.operation import GROUP, Device, Group, Operation
 from mkcompile.runtime.platform import CudaPlatform, Platform
-from mkcompile.runtime.tactics import Tactics, modelled
+from mkcompile.runtime.tactics import Planned, Tactics
 from mkcompile.runtime.workspace import WARM_UP_FIRST, Demand, GroupWorkspace
 
 _LOG = logging.getLogger(__name__)
 # Signatures kept: dynamic shapes make new ones without end.
 _MAX_OPERATIONS = 4096
-# Where the options of a call name its group.
-_GROUP = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +53,9 @@ class _Unfused:
 class Launcher(ShortcutLauncher):
     """All fused launches of this process. Called with every operator call; None leaves it to the reference."""
 
-    def __init__(self, platform: Platform | None = None, tactics: Tactics = modelled) -> None:
+    def __init__(self, platform: Platform | None = None, tactics: Tactics | None = None) -> None:
         self._platform: Platform = platform or CudaPlatform()
-        self._tactics = tactics
+        self._tactics: Tactics = tactics or Planned(own_basis)
         self._devices: dict[torch.device, Device] = {}
         self._groups: dict[tuple[str, torch.device], Group] = {}
         self._operations: dict[Hashable, Operation | _Unfused] = {}
@@ -88,6 +87,13 @@ class Launcher(ShortcutLauncher):
             return self._again
         return self._reduce_scatter if call_type is GemmReduceScatter else None
 
+    def shortcut_like(self, call: Call) -> Shortcut | None:
+        """Without a look-up by shapes: the caller answers for them."""
+        if not isinstance(call, (GemmReduceScatter, GemmAllReduce)):
+            return None
+        operation = self._operations.get(_signature(call.x, call.w, call.bias, _options(call)))
+        return operation.again if isinstance(operation, Operation) else None
+
     def _reduce_scatter(
         self, x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None, shape: Sequence[int], *options: Any
     ) -> Tensor | None:
@@ -99,7 +105,7 @@ class Launcher(ShortcutLauncher):
         if not isinstance(operation, Operation):
             return None
         try:
-            if operation.process_group() is not find(options[_GROUP]):
+            if operation.process_group() is not find(options[GROUP]):
                 return None
         except (RuntimeError, KeyError, ValueError):  # no group has the name: what the long way says of it
             return None

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from mkcompile.ops.groups import find
 from mkcompile.runtime import form as forms
 from mkcompile.runtime.chain import LaunchChain
 from mkcompile.runtime.form import Form
@@ -21,6 +23,8 @@ from mkcompile.runtime.tile_schedule import TileSchedule
 from mkcompile.runtime.workspace import Demand, GroupWorkspace, Workspace
 
 _Tensors = tuple[Sequence[Tensor], Sequence[Tensor], Tensor | None, Tensor]
+#: Where the options of a call name its group.
+GROUP = -2
 # Argument blocks kept for each signature: one for each set of addresses that its operands have had.
 _MAX_LAUNCHES = 256
 
@@ -62,6 +66,19 @@ class Operation:
     workspace: Workspace | None = None
     model: PreparedLaunch | None = None
     launches: dict[tuple[int, ...], PreparedLaunch] = field(default_factory=dict)
+
+    def again(self, x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None, *options: Any) -> Tensor | None:
+        """A call like the first, its options included; None where the group's name is another group's now.
+
+        Raises: as `run`, and what an earlier launch has reported.
+        """
+        try:
+            if self.process_group() is not find(options[GROUP]):
+                return None
+        except (RuntimeError, KeyError, ValueError):  # no group has the name: what the long way says of it
+            return None
+        self.group.workspace.board.check()
+        return self.run(x, w, bias)
 
     def run(self, x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None) -> Tensor:
         """On the current stream of the operands' device.
