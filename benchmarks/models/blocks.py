@@ -22,7 +22,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
-from .cells import MODELS, Cell, Sizes
+from .cells import MODELS, WHOLE, Cell, Sizes
+from .huggingface import inference
 
 _SEED = 2026
 
@@ -116,11 +117,12 @@ def stack_of(sizes: Sizes, form: str, mesh: DeviceMesh, dtype: torch.dtype) -> n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A module, its input, and the gradient of its result."""
+    """A module, its input, and the gradient of its result; `trains`: the input is one that has a gradient."""
 
     module: nn.Module
     x: Tensor
     dy: Tensor
+    trains: bool = True
 
     def differentiated(self) -> dict[str, Tensor]:
         """What gradients are taken of."""
@@ -129,6 +131,9 @@ class Workload:
 
 def workload(cell: Cell, mesh: DeviceMesh, dtype: torch.dtype) -> Workload:
     """The cell's blocks and their input, which is this rank's part of the sequence in the sequence-parallel form."""
+    if cell.model in WHOLE:
+        whole, ids = inference(cell.model, cell.batch, cell.tokens, mesh, dtype)
+        return Workload(module=whole, x=ids, dy=ids, trains=False)
     sizes = MODELS[cell.model]
     module = stack_of(sizes, cell.form, mesh, dtype)
     sharded = cell.form == "sequence"

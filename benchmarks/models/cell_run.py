@@ -80,7 +80,7 @@ class CellRun:
     @property
     def passes(self) -> tuple[str, ...]:
         """Names of what is measured, as in the rows."""
-        return ("fwd", "fwdbwd") if self.plan.train else ("fwd",)
+        return ("fwd", "fwdbwd") if self.plan.train and self.load.trains else ("fwd",)
 
     @contextmanager
     def step(self, name: str, what: str) -> Iterator[None]:
@@ -130,7 +130,7 @@ class CellRun:
         self.turn.enter()
         wanted = correct.values_of(self.load, self.load.module, train=which == "fwdbwd")
         truth, of_eager = wanted, None
-        if self.cell.rows <= TRUTH_ROWS:
+        if self.load.trains and self.cell.rows <= TRUTH_ROWS:
             exact = correct.in_fp32(self.load)
             truth = correct.values_of(exact, exact.module, train=which == "fwdbwd")
             of_eager = correct.distances(wanted, truth, self.turn.host_group)
@@ -270,7 +270,7 @@ def _measure(run: CellRun) -> None:
             if name in run.working and name != "eager":
                 run.compile(name, "warm")
     run.check()
-    if run.plan.train and run.cell.rows <= LOSS_ROWS and not run.cell.graphs:
+    if run.plan.train and run.load.trains and run.cell.rows <= LOSS_ROWS and not run.cell.graphs:
         run.losses()
     for which in run.passes:
         run.time(which)

@@ -28,6 +28,10 @@ MODELS = {
 FORMS = ("all-reduce", "sequence")
 TOKENS = ((1, 512), (1, 2048), (1, 4096), (4, 4096))
 TINY_TOKENS = (2, 16)
+#: Whole models for inference: a prompt, or one token of each of several sequences.
+WHOLE = ("HF-Llama", "HF-Qwen3", "HF-tiny")
+OWN_PLAN = "own plan"
+WHOLE_TOKENS = ((1, 2048), (1, 1), (8, 1), (64, 1))
 MODES = ("default", "reduce-overhead")
 CONTENDERS = ("eager", "inductor", "async_tp", "mkernel")
 #: Rows up to which a model in fp32 is the truth; above, eager alone is compared with.
@@ -63,6 +67,11 @@ class Cell:
         """Are CUDA graphs asked for?"""
         return self.mode == "reduce-overhead"
 
+    @property
+    def trains(self) -> bool:
+        """Is there a backward pass?"""
+        return self.model not in WHOLE
+
     def __str__(self) -> str:
         return f"{self.model} {self.form} {self.batch}x{self.tokens} {self.mode}"
 
@@ -88,10 +97,21 @@ class Selection:
     def cells(self, device: str) -> list[Cell]:
         """In the order of measuring: small ones first. On the CPU there are only tiny ones, and no CUDA graphs."""
         on_cpu = device == "cpu"
-        models = self.models or (("tiny",) if on_cpu else tuple(name for name in MODELS if name != "tiny"))
+        models = self.models or (
+            ("tiny",) if on_cpu else tuple(name for name in (*MODELS, *WHOLE) if "tiny" not in name)
+        )
+        blocks = [name for name in models if name in MODELS]
+        whole = [name for name in models if name in WHOLE]
         modes = self.modes or (MODES[:1] if on_cpu else MODES)
-        tokens = self.tokens or ((TINY_TOKENS,) if on_cpu else TOKENS)
-        return [
+        found = [
             Cell(model=model, form=form, batch=batch, tokens=length, mode=mode)
-            for (batch, length), mode, model, form in product(tokens, modes, models, self.forms or FORMS)
+            for (batch, length), mode, model, form in product(
+                self.tokens or ((TINY_TOKENS,) if on_cpu else TOKENS), modes, blocks, self.forms or FORMS
+            )
         ]
+        tokens = [one for one in WHOLE_TOKENS if not self.tokens or one in self.tokens]
+        found += [
+            Cell(model=model, form=OWN_PLAN, batch=batch, tokens=length, mode=mode)
+            for (batch, length), mode, model in product(tokens if not self.forms else (), modes, whole)
+        ]
+        return sorted(found, key=lambda cell: cell.rows)

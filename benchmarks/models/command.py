@@ -26,7 +26,7 @@ from mkcompile.demo.ranks import Launch, RankError, run_ranks
 
 from . import results
 from .cell_run import Plan
-from .cells import CONTENDERS, FORMS, MODELS, MODES, Cell, Selection
+from .cells import CONTENDERS, FORMS, MODELS, MODES, WHOLE, Cell, Selection
 from .progress import Progress
 from .worker import Job, without_first, work
 
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m mkcompile bench models", description=__doc__)
-    parser.add_argument("--model", choices=tuple(MODELS), action="append", default=[], help="may be repeated")
+    parser.add_argument("--model", choices=(*MODELS, *WHOLE), action="append", default=[], help="may be repeated")
     parser.add_argument("--form", choices=FORMS, action="append", default=[], help="may be repeated")
     parser.add_argument("--tokens", type=_tokens, action="append", default=[], metavar="BxT", help="may be repeated")
     parser.add_argument("--mode", choices=MODES, action="append", default=[], help="may be repeated")
