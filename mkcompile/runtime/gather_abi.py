@@ -1,0 +1,56 @@
+"""`csrc/abi/gather_arguments.h` in ctypes: the second argument of the all-gather kernels."""
+
+from __future__ import annotations
+
+import ctypes
+
+from mkcompile.runtime.abi import MAP_ALIGNMENT_BYTES, TENSOR_MAP_BYTES
+
+MAX_WEIGHTS = 4
+CHUNK_BYTES = 16384
+
+#: How gathered rows lie and come; the number is the device's `GatherOrder`.
+APART, TOGETHER, COLUMNS = range(3)
+
+
+class GatherArguments(ctypes.Structure):
+    """`mk::GatherArguments`; its header says what each field is."""
+
+    _fields_ = (
+        ("arena", ctypes.c_uint64 * 16 * 2),
+        ("out", ctypes.c_uint64 * 16 * MAX_WEIGHTS),
+        ("shard", ctypes.c_uint64),
+        ("result", ctypes.c_uint64),
+        ("bias", ctypes.c_uint64 * MAX_WEIGHTS),
+        ("n", ctypes.c_uint32 * MAX_WEIGHTS),
+        ("weights", ctypes.c_uint32),
+        ("order", ctypes.c_uint32),
+        ("blocks", ctypes.c_uint32),
+        ("pushes", ctypes.c_uint32),
+        ("parts", ctypes.c_uint32),
+        ("group_rows", ctypes.c_uint32),
+        ("join", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    )
+
+
+ARENA_OFFSET, OUT_OFFSET = GatherArguments.arena.offset, GatherArguments.out.offset
+
+
+def new_arguments() -> GatherArguments:
+    """A zeroed block that lies as the driver wants tensor maps."""
+    storage = (ctypes.c_char * (ctypes.sizeof(GatherArguments) + MAP_ALIGNMENT_BYTES))()
+    return GatherArguments.from_buffer(storage, -ctypes.addressof(storage) % MAP_ALIGNMENT_BYTES)
+
+
+def assertions() -> str:
+    """C++ text that fails to compile unless the mirror has the device's size and offsets."""
+    size = -(-ctypes.sizeof(GatherArguments) // MAP_ALIGNMENT_BYTES) * MAP_ALIGNMENT_BYTES
+    lines = [
+        f"static_assert(sizeof(mk::GatherArguments) == {size} && sizeof(mk::TensorMap) == {TENSOR_MAP_BYTES});",
+        f"static_assert(mk::kMaxWeights == {MAX_WEIGHTS} && mk::ChunkWalk::kChunkBytes == {CHUNK_BYTES});",
+    ]
+    for field in GatherArguments._fields_:
+        offset = getattr(GatherArguments, field[0]).offset
+        lines.append(f"static_assert(__INTADDR__(&((mk::GatherArguments*)0)->{field[0]}) == {offset});")
+    return "\n".join(lines) + "\n"

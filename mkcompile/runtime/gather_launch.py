@@ -1,0 +1,268 @@
+"""One launch of an all-gather kernel: what it is given, and the argument blocks that the driver takes.
+
+Shapes: a shard is [segments, segment_rows, k] on each rank, or for columns [rows, k]. The gathered matrix is [segments,
+world, segment_rows, k], or [rows, world, k]; its rows are those of every product.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from math import ceil
+
+from mkcompile.errors import OperatorInputError, WorkspaceError
+from mkcompile.runtime import abi, driver, gather_abi, tensor_map
+from mkcompile.runtime.gather_abi import APART, COLUMNS, TOGETHER
+from mkcompile.runtime.kernel import LoadedKernel, PeerTable
+from mkcompile.runtime.kernel_config import BLOCK_K, NUM_THREADS, KernelConfig
+from mkcompile.runtime.tensor_map import Matrix
+from mkcompile.runtime.workspace_layout import WorkspaceLayout
+
+ELEMENT_BYTES = 2
+_A_OFFSET, _WEIGHT_OFFSET = abi.KernelArguments.a.offset, abi.KernelArguments.weight.offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherSize:
+    """Sizes of one all-gather and its products. `k` and `segment_rows` are one rank's; `n` the columns of each weight.
+
+    `columns`: shards are columns of the gathered matrix, not rows.
+    """
+
+    segment_rows: int
+    k: int
+    n: tuple[int, ...]
+    world: int
+    segments: int = 1
+    columns: bool = False
+
+    @property
+    def shard_rows(self) -> int:
+        """Rows of one rank's shard."""
+        return self.segments * self.segment_rows
+
+    @property
+    def rows(self) -> int:
+        """Rows of the gathered matrix."""
+        return self.shard_rows * (1 if self.columns else self.world)
+
+    @property
+    def inner(self) -> int:
+        """The summed dimension."""
+        return self.k * (self.world if self.columns else 1)
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes that each rank sends to each other."""
+        return self.shard_rows * self.k * ELEMENT_BYTES
+
+    def tiles_n(self, config: KernelConfig) -> int:
+        """Column tiles of all products."""
+        return sum(ceil(n / config.block_n) for n in self.n)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherSchedule:
+    """What one launch does when.
+
+    Units: `grid` blocks, of which the lowest `blocks` move shards before they compute; they take tiles from position
+    `join` on. `group_rows` rows of a shard that are flagged together. `order`: a `GatherOrder` of the device. Without
+    `pushes` the copy engine writes into the peers' arenas, and the blocks only copy the gathered tensor out.
+    """
+
+    grid: int
+    blocks: int
+    group_rows: int
+    join: int
+    order: int = APART
+    pushes: bool = True
+    raster_group: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.blocks < self.grid or min(self.group_rows, self.raster_group) < 1 or self.join < 0:
+            raise ValueError(f"not a schedule: {self}")
+        if self.order not in (APART, TOGETHER, COLUMNS) or (self.pushes and self.blocks < 1):
+            raise ValueError(f"not a schedule: {self}")
+
+    @property
+    def parts(self) -> int:
+        """Flags of each group of rows."""
+        return self.blocks if self.pushes else 1
+
+    def flags(self, size: GatherSize) -> int:
+        """Flag words for each source."""
+        return ceil(size.shard_rows / self.group_rows) * self.parts
+
+    def arena_bytes(self, size: GatherSize) -> int:
+        """Bytes of a staging region that hold the gathered rows."""
+        return size.shard_bytes * (size.world if self.order == TOGETHER else size.world - 1)
+
+    def positions(self, config: KernelConfig, size: GatherSize) -> int:
+        """Tiles of the launch."""
+        if self.order == APART:
+            row_tiles = ceil(size.segment_rows / config.block_m) * size.segments * size.world
+        else:
+            row_tiles = ceil(size.rows / config.block_m)
+        return row_tiles * size.tiles_n(config)
+
+    def check(self, size: GatherSize, layout: WorkspaceLayout) -> None:
+        """Raises: WorkspaceError where the workspace is too small."""
+        if self.flags(size) > layout.max_tiles:
+            raise WorkspaceError(f"{self.flags(size)} flags a rank; this workspace has {layout.max_tiles}")
+        if self.arena_bytes(size) > layout.region_bytes:
+            raise WorkspaceError(
+                f"gathered rows of {self.arena_bytes(size)} bytes do not fit in a region of {layout.region_bytes} "
+                f"bytes; raise MKCOMPILE_ARENA_BYTES"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherLaunch:
+    """One launch. `shard` is this rank's, in one piece; `weights[i]`, `outs[i]` and `biases[i]` (0: none) belong
+    together; `result` is the address of the gathered tensor, or 0 where it is not wanted.
+    """
+
+    shard: Matrix
+    weights: tuple[Matrix, ...]
+    outs: tuple[Matrix, ...]
+    biases: tuple[int, ...]
+    size: GatherSize
+    schedule: GatherSchedule
+    peers: PeerTable
+    result: int = 0
+
+
+def _check(config: KernelConfig, launch: GatherLaunch) -> None:
+    size, schedule = launch.size, launch.schedule
+    if config.operator != "all_gather_gemm":
+        raise OperatorInputError(f"{config.operator} does not gather")
+    if not 1 <= len(launch.weights) <= gather_abi.MAX_WEIGHTS:
+        raise OperatorInputError(f"{len(launch.weights)} products; one launch has 1 to {gather_abi.MAX_WEIGHTS}")
+    if not len(launch.weights) == len(launch.outs) == len(launch.biases) == len(size.n):
+        raise OperatorInputError("one result, one bias (or 0) and one n for each weight")
+    if (launch.shard.rows, launch.shard.columns, launch.shard.stride) != (size.shard_rows, size.k, size.k):
+        raise OperatorInputError(f"the shard must be {size.shard_rows}x{size.k} in one piece, got {launch.shard}")
+    if size.k % (BLOCK_K if size.columns else 8) or size.k < 8 or size.shard_rows < 1:
+        raise OperatorInputError(f"k must be a multiple of {BLOCK_K if size.columns else 8}, got {size.k}")
+    for weight, out, n in zip(launch.weights, launch.outs, size.n, strict=True):
+        expected = (n, size.inner) if config.weight_layout == "nk" else (size.inner, n)
+        if (weight.rows, weight.columns) != expected or (out.rows, out.columns) != (size.rows, n) or n % 8 or n < 8:
+            raise OperatorInputError(f"weight {weight}, result {out}, n {n}; n must be a multiple of 8")
+    if size.columns != (schedule.order == COLUMNS) or (size.segments > 1 and schedule.order != APART):
+        raise OperatorInputError(f"order {schedule.order} for {size}")
+    if not schedule.pushes and schedule.order == TOGETHER:
+        raise OperatorInputError("rows that lie together are pushed by blocks")
+    if launch.result and schedule.blocks < 1:
+        raise OperatorInputError("a gathered tensor needs blocks that copy it out")
+    if any(launch.biases) and not config.has_bias:
+        raise OperatorInputError("the kernel adds no bias")
+    if launch.peers.layout.world != size.world:
+        raise OperatorInputError(f"{size.world} ranks, a workspace of {launch.peers.layout.world}")
+    schedule.check(size, launch.peers.layout)
+
+
+def _fill_maps(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, config: KernelConfig,
+               launch: GatherLaunch) -> None:  # fmt: skip
+    size, schedule, layout = launch.size, launch.schedule, launch.peers.layout
+    box_a = (BLOCK_K, config.block_m)
+    shard_map = tensor_map.encode(launch.shard.pointer, config.dtype, (size.k, size.shard_rows), (size.k,), box_a, 128)
+    ctypes.memmove(packed.a[0], shard_map, len(shard_map))
+    arena_rows = schedule.arena_bytes(size) // (size.k * ELEMENT_BYTES)
+    region = launch.peers.workspaces[launch.peers.rank] + layout.region_offset
+    for parity in range(2):
+        arena_map = tensor_map.encode(
+            region + parity * layout.region_bytes, config.dtype, (size.k, arena_rows), (size.k,), box_a, 128
+        )
+        ctypes.memmove(gather.arena[parity], arena_map, len(arena_map))
+    run_rows = size.segment_rows if schedule.order == APART else size.rows
+    for i, (weight, out) in enumerate(zip(launch.weights, launch.outs, strict=True)):
+        sizes, box = ((size.inner, out.columns), (BLOCK_K, config.block_n)) if config.weight_layout == "nk" else (
+            (out.columns, size.inner), (config.panel_n, BLOCK_K)
+        )  # fmt: skip
+        weight_map = tensor_map.encode(weight.pointer, config.dtype, sizes, (weight.stride,), box, min(128, box[0] * 2))
+        ctypes.memmove(packed.weight[i], weight_map, len(weight_map))
+        out_map = tensor_map.encode(
+            out.pointer, config.dtype, (out.columns, run_rows, size.rows // run_rows),
+            (out.stride, out.stride * run_rows), (config.panel_n, 64, 1), config.panel_n * 2,
+        )  # fmt: skip
+        ctypes.memmove(gather.out[i], out_map, len(out_map))
+
+
+def _fill_words(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, launch: GatherLaunch) -> None:
+    size, schedule, peers = launch.size, launch.schedule, launch.peers
+    packed.m, packed.k[0], packed.terms, packed.scale = size.rows, size.k, 1, 1.0
+    packed.segments, packed.segment_rows = size.segments, size.segment_rows
+    packed.raster_group = schedule.raster_group
+    packed.rank, packed.world = peers.rank, size.world
+    for rank, address in enumerate(peers.workspaces):
+        packed.workspace[rank] = address
+    packed.fault, packed.deadline_ns = peers.fault_address, int(peers.timeout_s * 1e9)
+    packed.region_offset, packed.region_bytes = peers.layout.region_offset, peers.layout.region_bytes
+    packed.max_tiles = peers.layout.max_tiles
+    gather.shard, gather.result, gather.weights = launch.shard.pointer, launch.result, len(launch.weights)
+    for i, (n, bias) in enumerate(zip(size.n, launch.biases, strict=True)):
+        gather.n[i], gather.bias[i] = n, bias
+    gather.order, gather.blocks, gather.pushes = schedule.order, schedule.blocks, int(schedule.pushes)
+    gather.parts, gather.group_rows, gather.join = schedule.parts, schedule.group_rows, schedule.join
+
+
+class PreparedGather:
+    """A launch with its argument blocks filled in: `run` may be called again while pointers and sizes stay the same.
+
+    It keeps no reference to memory. It is not for two threads at once.
+    Raises: OperatorInputError, WorkspaceError.
+    """
+
+    def __init__(self, kernel: LoadedKernel, launch: GatherLaunch) -> None:
+        _check(kernel.config, launch)
+        packed, gather = abi.new_arguments(), gather_abi.new_arguments()
+        _fill_maps(packed, gather, kernel.config, launch)
+        _fill_words(packed, gather, launch)
+        self._kernel, self._attribute = kernel, driver.cooperative_attribute()
+        config = driver.LaunchConfig(
+            grid=(launch.schedule.grid, 1, 1),
+            block=(NUM_THREADS, 1, 1),
+            shared_bytes=kernel.config.shared_bytes,
+            attributes=ctypes.pointer(self._attribute),
+            num_attributes=1,
+        )
+        self._take(packed, gather, config)
+
+    def _take(
+        self, packed: abi.KernelArguments, gather: gather_abi.GatherArguments, config: driver.LaunchConfig
+    ) -> None:
+        self._packed, self._gather, self._config = packed, gather, config
+        self._stream = 0
+        self._launch = driver.library().cuLaunchKernelEx
+        self._config_reference = ctypes.byref(config)
+        self._parameters = (ctypes.c_void_p * 2)(ctypes.addressof(packed), ctypes.addressof(gather))
+
+    def moved(self, shard: int, weights: tuple[int, ...], outs: tuple[int, ...], biases: tuple[int, ...],
+              result: int) -> PreparedGather:  # fmt: skip
+        """The same launch of operands that lie elsewhere, at the same strides, at multiples of 16."""
+        twin = object.__new__(PreparedGather)
+        twin._kernel, twin._attribute = self._kernel, self._attribute
+        config = driver.LaunchConfig.from_buffer_copy(self._config)
+        config.stream = 0
+        twin._take(abi.new_arguments(), gather_abi.new_arguments(), config)
+        packed, gather = ctypes.addressof(twin._packed), ctypes.addressof(twin._gather)
+        ctypes.memmove(packed, ctypes.addressof(self._packed), ctypes.sizeof(self._packed))
+        ctypes.memmove(gather, ctypes.addressof(self._gather), ctypes.sizeof(self._gather))
+        tensor_map.move(packed + _A_OFFSET, shard)
+        for i, (weight, out) in enumerate(zip(weights, outs, strict=True)):
+            tensor_map.move(packed + _WEIGHT_OFFSET + i * abi.TENSOR_MAP_BYTES, weight)
+            tensor_map.move(gather + gather_abi.OUT_OFFSET + i * abi.TENSOR_MAP_BYTES, out)
+            twin._gather.bias[i] = biases[i]
+        twin._gather.shard, twin._gather.result = shard, result
+        return twin
+
+    def run(self, stream: int) -> None:
+        """Enqueue it on a stream of the kernel's device, which must be current.
+
+        Raises: DriverError.
+        """
+        if stream != self._stream:
+            self._stream = self._config.stream = stream
+        code = self._launch(self._config_reference, self._kernel.function, self._parameters, None)
+        if code:
+            driver.check(f"cuLaunchKernelEx({self._kernel.config.name}, grid {self._config.grid[0]})", code)
