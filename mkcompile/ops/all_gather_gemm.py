@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mkcompile.errors import OperatorInputError
-from mkcompile.ops import by_hand, checks, collectives
+from mkcompile.ops import _scaled, by_hand, checks, collectives
 from mkcompile.ops._gemms import common_layout, dtype_name, static_size
 from mkcompile.ops.groups import AnyGroup
 from mkcompile.ops.problem import Problem
@@ -49,36 +49,41 @@ class AllGatherGemm:
     group: str
     plan_key: str
 
-    def _gathered_shape(self) -> list[int]:
+    def gathered_shape(self) -> list[int]:
+        """The gathered tensor's."""
         return [size * self.world_size if i == self.dim else size for i, size in enumerate(self.x.shape)]
 
     def check(self) -> None:
         """Raises: OperatorInputError, GroupError."""
-        checks.check_tensor(self.NAME, "x", self.x)
-        checks.check_dim(self.NAME, self.dim, self.x.dim())
-        if not self.w or len({len(self.w), len(self.forms), len(self.bias)}) != 1:
-            raise OperatorInputError(
-                f"{self.NAME}: give one form and one bias (or None) for each weight and at least one weight; got "
-                f"{len(self.w)} weights, {len(self.forms)} forms, {len(self.bias)} biases"
-            )
-        for i in range(len(self.w)):
-            self._check_product(i)
+        self.check_shapes(self.NAME)
         checks.check_same(self.NAME, "input, weights and biases", [self.x, *self.w, *self.bias])
         checks.check_not_meta(self.NAME, [self.x, *self.w, *self.bias])
         checks.check_group(self.NAME, self.group, self.world_size)
 
-    def _check_product(self, i: int) -> None:
+    def check_shapes(self, operator: str) -> None:
+        """Raises: OperatorInputError, in the name of `operator`."""
+        checks.check_tensor(operator, "x", self.x)
+        checks.check_dim(operator, self.dim, self.x.dim())
+        if not self.w or len({len(self.w), len(self.forms), len(self.bias)}) != 1:
+            raise OperatorInputError(
+                f"{operator}: give one form and one bias (or None) for each weight and at least one weight; got "
+                f"{len(self.w)} weights, {len(self.forms)} forms, {len(self.bias)} biases"
+            )
+        for i in range(len(self.w)):
+            self._check_product(operator, i)
+
+    def _check_product(self, operator: str, i: int) -> None:
         weight, form, bias = self.w[i], self.forms[i], self.bias[i]
-        checks.check_tensor(self.NAME, f"w[{i}]", weight, 2)
+        checks.check_tensor(operator, f"w[{i}]", weight, 2)
         if form not in _FORMS:
-            raise OperatorInputError(f"{self.NAME}: form {form} of w[{i}] is not 0, 1, 2 or 3")
-        shape = self._gathered_shape()
+            raise OperatorInputError(f"{operator}: form {form} of w[{i}] is not 0, 1, 2 or 3")
+        shape = self.gathered_shape()
         wanted = shape[-1] if form in (FORM_INPUT, FORM_WEIGHT_TRANSPOSED) else prod(shape[:-1])
         inner = weight.shape[1 if form in _WEIGHTS_LEFT else 0]
         if inner != wanted:
-            raise OperatorInputError(f"{self.NAME}: w[{i}] (form {form}) must have inner size {wanted}, got {inner}")
+            raise OperatorInputError(f"{operator}: w[{i}] (form {form}) must have inner size {wanted}, got {inner}")
         if bias is not None and (form != FORM_INPUT or tuple(bias.shape) != (weight.shape[1],)):
-            raise OperatorInputError(f"{self.NAME}: bias[{i}] must be [{weight.shape[1]}] and belong to form 0")
+            raise OperatorInputError(f"{operator}: bias[{i}] must be [{weight.shape[1]}] and belong to form 0")
 
     def reference(self) -> list[Tensor]:
         """One all-gather, then the GEMMs by ATen."""
@@ -89,7 +94,7 @@ class AllGatherGemm:
 
     def fake(self) -> list[Tensor]:
         """Empty products, then an empty gathered tensor where it is returned."""
-        shape = self._gathered_shape()
+        shape = self.gathered_shape()
         rows, columns = prod(shape[:-1]), shape[-1]
         products = []
         for weight, form in zip(self.w, self.forms, strict=True):
@@ -102,7 +107,7 @@ class AllGatherGemm:
 
     def problem(self) -> Problem:
         """m gathered rows, n summed over the weights."""
-        shape = self._gathered_shape()
+        shape = self.gathered_shape()
         inputs = [weight for weight, form in zip(self.w, self.forms, strict=True) if form == FORM_INPUT]
         widths = [w.shape[0 if form in _WEIGHTS_LEFT else 1] for w, form in zip(self.w, self.forms, strict=True)]
         return Problem(
@@ -120,6 +125,72 @@ class AllGatherGemm:
             has_bias=any(one is not None for one in self.bias),
             returns_gathered=self.return_gathered,
         )
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class AllGatherScaledGemm:
+    """Gather `x`, 8-bit floats, along `dim` over the group, then one scaled product `g @ w[i]` for each weight.
+
+    Shapes: x, w, bias and results as in form 0 of `AllGatherGemm`; scales as in `ops/_scaled.py`, x_scale[i] those of
+    the gathered rows [M, 1] as product i reads them. Bias and products have `out_dtype`, the gathered tensor x's dtype.
+    """
+
+    NAME: ClassVar[str] = "all_gather_scaled_gemm"
+    SCHEMA: ClassVar[str] = (
+        "(Tensor x, Tensor[] w, Tensor[] x_scale, Tensor[] w_scale, Tensor?[] bias, ScalarType out_dtype, "
+        "bool fast_accum, int dim, bool return_gathered, int world_size, str group, str plan_key) -> Tensor[]"
+    )
+
+    x: Tensor
+    w: Sequence[Tensor]
+    x_scale: Sequence[Tensor]
+    w_scale: Sequence[Tensor]
+    bias: Sequence[Tensor | None]
+    out_dtype: torch.dtype
+    fast_accum: bool
+    dim: int
+    return_gathered: bool
+    world_size: int
+    group: str
+    plan_key: str
+
+    @property
+    def _plain(self) -> AllGatherGemm:
+        """The call without its scales: the same shapes."""
+        forms = [FORM_INPUT] * len(self.w)
+        rest = self.dim, self.return_gathered, self.world_size, self.group, self.plan_key
+        return AllGatherGemm(self.x, self.w, self.bias, forms, *rest)
+
+    def check(self) -> None:
+        """Raises: OperatorInputError, GroupError."""
+        self._plain.check_shapes(self.NAME)
+        checks.check_not_meta(self.NAME, [self.x, *self.w, *self.x_scale, *self.w_scale, *self.bias])
+        _scaled.check_operands(self.NAME, [self.x], self.w)
+        rows = prod(self._plain.gathered_shape()[:-1])
+        _scaled.check_scales(self.NAME, self, [(rows, w_KN.shape[1]) for w_KN in self.w])
+        for w_KN, bias in zip(self.w, self.bias, strict=True):
+            _scaled.check_bias(self.NAME, bias, w_KN.shape[1], self)
+        checks.check_group(self.NAME, self.group, self.world_size)
+
+    def reference(self) -> list[Tensor]:
+        """One all-gather, then the scaled products by ATen."""
+        gathered = collectives.all_gather(self.x, self.dim, self.world_size, self.group)
+        gathered_MK = gathered.reshape(-1, gathered.shape[-1])
+        terms = zip(self.w, self.x_scale, self.w_scale, self.bias, strict=True)
+        products = [_scaled.product(gathered_MK, w, (of_x, of_w), bias, self) for w, of_x, of_w, bias in terms]
+        return [*products, gathered] if self.return_gathered else products
+
+    def fake(self) -> list[Tensor]:
+        """Empty products, then an empty gathered tensor where it is returned."""
+        shape = self._plain.gathered_shape()
+        products = [self.x.new_empty((prod(shape[:-1]), w_KN.shape[1]), dtype=self.out_dtype) for w_KN in self.w]
+        return [*products, self.x.new_empty(shape)] if self.return_gathered else products
+
+    def problem(self) -> Problem:
+        """That of `AllGatherGemm`, of 8-bit operands."""
+        rows = prod(self._plain.gathered_shape()[:-1])
+        return _scaled.scaled_problem(self._plain.problem(), self, rows, self.w[0].shape[1])
 
 
 def _product(gathered_MK: Tensor, weight: Tensor, bias: Tensor | None, form: int) -> Tensor:

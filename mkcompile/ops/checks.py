@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -49,11 +50,15 @@ def check_same(operator: str, names: str, tensors: Sequence[Tensor | None]) -> N
 
     Raises: OperatorInputError.
     """
-    present = [tensor for tensor in tensors if tensor is not None]
-    dtypes = sorted({str(tensor.dtype) for tensor in present})
-    devices = sorted({str(tensor.device) for tensor in present})
+    dtypes = sorted({str(tensor.dtype) for tensor in tensors if tensor is not None})
     if len(dtypes) > 1:
         raise OperatorInputError(f"{operator}: {names} must have one dtype, got {', '.join(dtypes)}")
+    check_one_device(operator, names, tensors)
+
+
+def check_one_device(operator: str, names: str, tensors: Sequence[Tensor | None]) -> None:
+    """Raises: OperatorInputError."""
+    devices = sorted({str(tensor.device) for tensor in tensors if tensor is not None})
     if len(devices) > 1:
         raise OperatorInputError(f"{operator}: {names} must be on one device, got {', '.join(devices)}")
 
@@ -73,6 +78,16 @@ def check_gemms(operator: str, x: Sequence[Tensor], w: Sequence[Tensor], bias: T
     Raises: OperatorInputError.
     """
     check_not_meta(operator, [*x, *w, bias])
+    check_products(operator, x, w)
+    check_bias(operator, bias, w[0].shape[1])
+    check_same(operator, "inputs, weights and bias", [*x, *w, bias])
+
+
+def check_products(operator: str, x: Sequence[Tensor], w: Sequence[Tensor]) -> None:
+    """x[i] [M, K_i], w[i] [K_i, N].
+
+    Raises: OperatorInputError.
+    """
     if not x or len(x) != len(w):
         raise OperatorInputError(
             f"{operator}: give as many inputs as weights and at least one, got {len(x)} and {len(w)}"
@@ -89,11 +104,26 @@ def check_gemms(operator: str, x: Sequence[Tensor], w: Sequence[Tensor], bias: T
             raise OperatorInputError(
                 f"{operator}: summed products must have one shape; number {i} differs from number 0"
             )
+
+
+def check_bias(operator: str, bias: Tensor | None, columns: int) -> None:
+    """Raises: OperatorInputError unless None or [columns]."""
     if bias is not None:
         check_tensor(operator, "bias", bias)
-        if bias.dim() != 1 or bias.shape[0] != w[0].shape[1]:
-            raise OperatorInputError(f"{operator}: bias has shape {tuple(bias.shape)}; give [{w[0].shape[1]}]")
-    check_same(operator, "inputs, weights and bias", [*x, *w, bias])
+        if bias.dim() != 1 or bias.shape[0] != columns:
+            raise OperatorInputError(f"{operator}: bias has shape {tuple(bias.shape)}; give [{columns}]")
+
+
+def check_scatter(operator: str, shape: Sequence[int], dim: int, product: tuple[int, int], world_size: int) -> None:
+    """`shape` reads a product [rows, columns] with the columns last, and the ranks divide its dimension `dim`.
+
+    Raises: OperatorInputError.
+    """
+    check_dim(operator, dim, len(shape))
+    rows, columns = product
+    if len(shape) < 2 or shape[-1] != columns or prod(shape[:-1]) != rows:
+        raise OperatorInputError(f"{operator}: shape {tuple(shape)} does not describe a product of {rows} x {columns}")
+    check_divides(operator, f"dimension {dim} of {tuple(shape)}", shape[dim], world_size)
 
 
 def check_divides(operator: str, what: str, size: int, world_size: int) -> None:

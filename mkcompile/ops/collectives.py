@@ -27,10 +27,13 @@ def all_reduce(x: Tensor, reduce_op: str, group: str) -> Tensor:
 
 def all_gather(x: Tensor, dim: int, world_size: int, group: str) -> Tensor:
     """The ranks' tensors laid one after the other along `dim`. Shapes: [.., S, ..] -> [.., world_size * S, ..]."""
-    gathered = _wait(_c10d.all_gather_into_tensor(x.contiguous(), world_size, group))
-    if dim == 0:
-        return gathered
-    return torch.cat(gathered.chunk(world_size, 0), dim)
+    # 8-bit floats travel as bytes: gloo doesn't know them
+    as_bytes = x.is_floating_point() and x.element_size() == 1
+    sent = x.contiguous().view(torch.uint8) if as_bytes else x.contiguous()
+    gathered = _wait(_c10d.all_gather_into_tensor(sent, world_size, group))
+    if dim != 0:
+        gathered = torch.cat(gathered.chunk(world_size, 0), dim)
+    return gathered.view(x.dtype) if as_bytes else gathered
 
 
 def reduce_scatter(x: Tensor, dim: int, reduce_op: str, world_size: int, group: str) -> Tensor:

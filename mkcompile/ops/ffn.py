@@ -93,14 +93,8 @@ class Ffn:
     def _check_scatter(self) -> None:
         if self.scatter_dim < 0:
             return
-        checks.check_dim(self.NAME, self.scatter_dim, len(self.shape))
-        rows = prod(self._gathered_shape()[:-1])
-        if self.shape[-1] != self.w_down.shape[1] or prod(self.shape[:-1]) != rows:
-            raise OperatorInputError(
-                f"{self.NAME}: shape {tuple(self.shape)} does not describe [{rows}, {self.shape[-1]}]"
-            )
-        what = f"dimension {self.scatter_dim} of {tuple(self.shape)}"
-        checks.check_divides(self.NAME, what, self.shape[self.scatter_dim], self.world_size)
+        product = prod(self._gathered_shape()[:-1]), self.w_down.shape[1]
+        checks.check_scatter(self.NAME, self.shape, self.scatter_dim, product, self.world_size)
 
     def reference(self) -> list[Tensor]:
         """The unfused sequence by ATen and functional collectives."""

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from mkcompile.ops import by_hand, checks, collectives
-from mkcompile.ops._gemms import common_layout, dtype_name, static_size
+from mkcompile.ops import _scaled, by_hand, checks, collectives
+from mkcompile.ops._gemms import reduced_sum
 from mkcompile.ops.groups import AnyGroup
 from mkcompile.ops.problem import Problem
 from mkcompile.ops.registry import register
@@ -53,19 +54,53 @@ class GemmAllReduce:
 
     def problem(self) -> Problem:
         """m rows on every rank, k summed over the products."""
-        return Problem(
-            operator=self.NAME,
-            m=static_size(self.x[0].shape[0]),
-            n=static_size(self.w[0].shape[1]),
-            k=sum(static_size(x_MK.shape[1]) for x_MK in self.x),
-            world_size=self.world_size,
-            dtype=dtype_name(self.x[0]),
-            dtype_bytes=self.x[0].element_size(),
-            num_gemms=len(self.x),
-            weight_layout=common_layout(self.w),
-            has_bias=self.bias is not None,
-            reduce_op=self.reduce_op,
-        )
+        return reduced_sum(self.NAME, self)
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class ScaledGemmAllReduce:
+    """`all_reduce(sum_i (x[i] * x_scale[i]) @ (w[i] * w_scale[i]) + bias)` of 8-bit floats.
+
+    Shapes: as `GemmAllReduce`; scales as in `ops/_scaled.py`. Bias and result have `out_dtype`, in which the products
+    are summed and reduced, too.
+    """
+
+    NAME: ClassVar[str] = "scaled_gemm_all_reduce"
+    SCHEMA: ClassVar[str] = (
+        "(Tensor[] x, Tensor[] w, Tensor[] x_scale, Tensor[] w_scale, Tensor? bias, ScalarType out_dtype, "
+        "bool fast_accum, str reduce_op, int world_size, str group, str plan_key) -> Tensor"
+    )
+
+    x: Sequence[Tensor]
+    w: Sequence[Tensor]
+    x_scale: Sequence[Tensor]
+    w_scale: Sequence[Tensor]
+    bias: Tensor | None
+    out_dtype: torch.dtype
+    fast_accum: bool
+    reduce_op: str
+    world_size: int
+    group: str
+    plan_key: str
+
+    def check(self) -> None:
+        """Raises: OperatorInputError, GroupError."""
+        _scaled.check_sum(self.NAME, self)
+        checks.check_reduce_op(self.NAME, self.reduce_op)
+        checks.check_group(self.NAME, self.group, self.world_size)
+
+    def reference(self) -> Tensor:
+        """Scaled products by ATen, then one all-reduce."""
+        return collectives.all_reduce(_scaled.total(self), self.reduce_op, self.group)
+
+    def fake(self) -> Tensor:
+        """An empty [M, N]."""
+        return self.x[0].new_empty((self.x[0].shape[0], self.w[0].shape[1]), dtype=self.out_dtype)
+
+    def problem(self) -> Problem:
+        """That of `GemmAllReduce`, of 8-bit operands."""
+        return _scaled.sum_problem(GemmAllReduce.NAME, self)
 
 
 def gemm_all_reduce(

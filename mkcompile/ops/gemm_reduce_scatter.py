@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from mkcompile.errors import OperatorInputError
-from mkcompile.ops import by_hand, checks, collectives
-from mkcompile.ops._gemms import common_layout, dtype_name, static_size
+from mkcompile.ops import _scaled, by_hand, checks, collectives
+from mkcompile.ops._gemms import reduced_sum, static_size
 from mkcompile.ops.groups import AnyGroup
 from mkcompile.ops.problem import Problem
 from mkcompile.ops.registry import register
@@ -47,14 +47,8 @@ class GemmReduceScatter:
         """Raises: OperatorInputError, GroupError."""
         checks.check_gemms(self.NAME, self.x, self.w, self.bias)
         checks.check_reduce_op(self.NAME, self.reduce_op)
-        checks.check_dim(self.NAME, self.dim, len(self.shape))
-        rows, columns = self.x[0].shape[0], self.w[0].shape[1]
-        if len(self.shape) < 2 or self.shape[-1] != columns or prod(self.shape[:-1]) != rows:
-            raise OperatorInputError(
-                f"{self.NAME}: shape {tuple(self.shape)} does not describe a product of {rows} x {columns}"
-            )
-        what = f"dimension {self.dim} of {tuple(self.shape)}"
-        checks.check_divides(self.NAME, what, self.shape[self.dim], self.world_size)
+        product = self.x[0].shape[0], self.w[0].shape[1]
+        checks.check_scatter(self.NAME, self.shape, self.dim, product, self.world_size)
         checks.check_group(self.NAME, self.group, self.world_size)
 
     def reference(self) -> Tensor:
@@ -64,26 +58,72 @@ class GemmReduceScatter:
 
     def fake(self) -> Tensor:
         """An empty tensor of this rank's slice."""
-        sizes = [size // self.world_size if i == self.dim else size for i, size in enumerate(self.shape)]
-        return self.x[0].new_empty(sizes)
+        return self.x[0].new_empty(scattered(self.shape, self.dim, self.world_size))
 
     def problem(self) -> Problem:
         """m rows computed by every rank, k summed over the products."""
-        return Problem(
-            operator=self.NAME,
-            m=static_size(self.x[0].shape[0]),
-            n=static_size(self.w[0].shape[1]),
-            k=sum(static_size(x_MK.shape[1]) for x_MK in self.x),
-            world_size=self.world_size,
-            dtype=dtype_name(self.x[0]),
-            dtype_bytes=self.x[0].element_size(),
-            outer=static_size(prod(self.shape[: self.dim])),
-            num_gemms=len(self.x),
-            dim="columns" if self.dim == len(self.shape) - 1 else "rows",
-            weight_layout=common_layout(self.w),
-            has_bias=self.bias is not None,
-            reduce_op=self.reduce_op,
-        )
+        return _scattered_problem(reduced_sum(self.NAME, self), self.shape, self.dim)
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class ScaledGemmReduceScatter:
+    """`GemmReduceScatter` of scaled 8-bit floats.
+
+    Shapes: as there; scales as in `ops/_scaled.py`. Bias and result have `out_dtype`, in which the products are summed
+    and reduced, too.
+    """
+
+    NAME: ClassVar[str] = "scaled_gemm_reduce_scatter"
+    SCHEMA: ClassVar[str] = (
+        "(Tensor[] x, Tensor[] w, Tensor[] x_scale, Tensor[] w_scale, Tensor? bias, ScalarType out_dtype, "
+        "bool fast_accum, SymInt[] shape, int dim, str reduce_op, int world_size, str group, str plan_key) -> Tensor"
+    )
+
+    x: Sequence[Tensor]
+    w: Sequence[Tensor]
+    x_scale: Sequence[Tensor]
+    w_scale: Sequence[Tensor]
+    bias: Tensor | None
+    out_dtype: torch.dtype
+    fast_accum: bool
+    shape: Sequence[int]
+    dim: int
+    reduce_op: str
+    world_size: int
+    group: str
+    plan_key: str
+
+    def check(self) -> None:
+        """Raises: OperatorInputError, GroupError."""
+        _scaled.check_sum(self.NAME, self)
+        checks.check_reduce_op(self.NAME, self.reduce_op)
+        product = self.x[0].shape[0], self.w[0].shape[1]
+        checks.check_scatter(self.NAME, self.shape, self.dim, product, self.world_size)
+        checks.check_group(self.NAME, self.group, self.world_size)
+
+    def reference(self) -> Tensor:
+        """Scaled products by ATen, then one reduce-scatter."""
+        product = _scaled.total(self).reshape(self.shape)
+        return collectives.reduce_scatter(product, self.dim, self.reduce_op, self.world_size, self.group)
+
+    def fake(self) -> Tensor:
+        """An empty tensor of this rank's slice."""
+        return self.x[0].new_empty(scattered(self.shape, self.dim, self.world_size), dtype=self.out_dtype)
+
+    def problem(self) -> Problem:
+        """That of `GemmReduceScatter`, of 8-bit operands."""
+        return _scattered_problem(_scaled.sum_problem(GemmReduceScatter.NAME, self), self.shape, self.dim)
+
+
+def scattered(shape: Sequence[int], dim: int, world_size: int) -> list[int]:
+    """The shape of one rank's slice."""
+    return [size // world_size if i == dim else size for i, size in enumerate(shape)]
+
+
+def _scattered_problem(base: Problem, shape: Sequence[int], dim: int) -> Problem:
+    outer = static_size(prod(shape[:dim]))
+    return replace(base, outer=outer, dim="columns" if dim == len(shape) - 1 else "rows")
 
 
 def gemm_reduce_scatter(

@@ -15,7 +15,9 @@ class Problem:
     An FFN's `k` and `n` are its input and output features and `hidden` the features between, on this rank.
     `replicated`: every rank holds the same input, so that a fused operator would do the same work `world_size` times.
     `outer` is the product of the dimensions before the scattered or gathered one (1: one contiguous slice a rank).
-    Units: `dtype_bytes` bytes an element.
+    `dtype` is that of the operands; a scaled product's operands have fewer bytes than its result, which then has
+    `out_bytes`. `scales` says how many there are: `tensor`, or `row` for one a row of x and a column of w.
+    Units: `dtype_bytes` and `out_bytes` bytes an element (`out_bytes` 0: as the operands).
     """
 
     operator: str
@@ -38,6 +40,8 @@ class Problem:
     gathers: bool = False
     scatters: bool = False
     replicated: bool = False
+    out_bytes: int = 0
+    scales: str = ""
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -54,9 +58,14 @@ class Problem:
         return 2 * self.m * self.n * self.k
 
     @property
+    def result_bytes(self) -> int:
+        """Bytes of one element of the result."""
+        return self.out_bytes or self.dtype_bytes
+
+    @property
     def sent_bytes(self) -> int:
         """Bytes that each rank must send to others at least (ring or direct exchange, two-shot all-reduce)."""
-        out_bytes = self.m * self.n * self.dtype_bytes
+        out_bytes = self.m * self.n * self.result_bytes
         in_bytes = self.m * self.k * self.dtype_bytes
         if self.operator == "all_gather_gemm":
             crossing = in_bytes

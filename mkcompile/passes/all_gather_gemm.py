@@ -1,13 +1,14 @@
-"""Finds all-gather -> GEMMs.
+"""Finds all-gather -> GEMMs, plain and scaled.
 
 Legend: g [M, K] the gathered tensor as its GEMMs read it, w the other operand of a GEMM.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import getitem
+from typing import Any
 
 import torch
 from torch import fx
@@ -18,13 +19,16 @@ from mkcompile.ops.all_gather_gemm import (
     FORM_WEIGHT,
     FORM_WEIGHT_TRANSPOSED,
     AllGatherGemm,
+    AllGatherScaledGemm,
 )
+from mkcompile.ops.registry import Call
 from mkcompile.passes.fake_call import problem_of
 from mkcompile.passes.gather import CATS, PADS, SLICES, SPLITS, Gather, gather_of
-from mkcompile.passes.gemm import OTHER_GEMMS, Product, product
+from mkcompile.passes.gemm import OTHER_GEMMS, Product, Scales, product
 from mkcompile.passes.graph import (
     CAST,
     GEMMS,
+    SCALED_GEMMS,
     VIEWS,
     argument,
     aten,
@@ -46,7 +50,10 @@ _RELAYOUTS = (*VIEWS, *SPLITS, getitem, *CATS, aten.expand.default)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """A GEMM that reads g in one of the operator's forms. `output` is its node, or the addition of a bias to it."""
+    """A GEMM that reads g in one of the operator's forms. `output` is its node, or the addition of a bias to it.
+
+    `kind` is what the products of one call have in common; with `scales` they are scaled ones.
+    """
 
     gemm: fx.Node
     form: int
@@ -55,6 +62,14 @@ class Reader:
     bias: fx.Node | None
     output: fx.Node
     covers: tuple[fx.Node, ...]
+    kind: tuple[torch.dtype, bool | None]
+    scales: Scales | None
+
+    @property
+    def others(self) -> tuple[fx.Node, ...]:
+        """Everything that the product reads besides g."""
+        scales = (self.scales.x, self.scales.w) if self.scales else ()
+        return (self.w, *scales) if self.bias is None else (self.w, *scales, self.bias)
 
 
 def find(collective: fx.Node) -> Match | Refusal | None:
@@ -71,25 +86,14 @@ def _match(gather: Gather) -> Match | Why:
     usable = [one for one in candidates if isinstance(one, Reader)]
     if is_parameter(gather, usable):
         return Why(reason=Reason.PARAMETER_GATHER, detail=gather.source.name)
-    free = [one for one in usable if not any(_made_from(x, gather) for x in (one.w, one.bias) if x is not None)]
-    read = next((read for one in free if (read := read_as(gather, shape_of(one.g)[-1]))), None)
-    if read is None:
+    free = [one for one in usable if not any(_made_from(x, gather) for x in one.others)]
+    found = next(((one.kind, read) for one in free if (read := read_as(gather, shape_of(one.g)[-1]))), None)
+    if found is None:
         return _why_none(gather, usable, free, [one for one in candidates if isinstance(one, Why)])
-    source, dim = read
-    chosen = [one for one in free if read_as(gather, shape_of(one.g)[-1]) == read]
-    inside = {one.gemm for one in chosen}
-    returns_gathered = used_beside(gather, inside)
-    call = AllGatherGemm(
-        source,  # type: ignore[arg-type]
-        [one.w for one in chosen],  # type: ignore[misc]
-        [one.bias for one in chosen],  # type: ignore[misc]
-        [one.form for one in chosen],
-        dim,
-        returns_gathered,
-        gather.world_size,
-        gather.group,
-        "",
-    )
+    kind, read = found
+    chosen = [one for one in free if one.kind == kind and read_as(gather, shape_of(one.g)[-1]) == read]
+    returns_gathered = used_beside(gather, {one.gemm for one in chosen})
+    call = _call(gather, read, chosen, returns_gathered)
     outputs = [Output(node=one.output, index=i) for i, one in enumerate(chosen)]
     if returns_gathered:
         outputs.append(Output(node=gather.root, index=len(chosen)))
@@ -100,6 +104,19 @@ def _match(gather: Gather) -> Match | Why:
         problem=problem_of(call),
         covers=tuple(node for one in chosen for node in one.covers),
     )
+
+
+def _call(gather: Gather, read: tuple[fx.Node, int], chosen: Sequence[Reader], returns_gathered: bool) -> Call:
+    source: Any = read[0]
+    w: Any = [one.w for one in chosen]
+    bias: Any = [one.bias for one in chosen]
+    end = read[1], returns_gathered, gather.world_size, gather.group, ""
+    x_scale: Any = [one.scales.x for one in chosen if one.scales]
+    if not x_scale:
+        return AllGatherGemm(source, w, bias, [one.form for one in chosen], *end)
+    w_scale: Any = [one.scales.w for one in chosen if one.scales]
+    dtype, fast_accum = chosen[0].kind
+    return AllGatherScaledGemm(source, w, x_scale, w_scale, bias, dtype, bool(fast_accum), *end)
 
 
 def readers(gather: Gather) -> Iterator[Reader | Why]:
@@ -174,10 +191,10 @@ def bias_after(found: Product) -> tuple[fx.Node, fx.Node, tuple[fx.Node, ...]] |
 def _gemms_of(alias: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
     """Each GEMM that reads the alias, with the operand: the alias or its transpose."""
     for user in alias.users:
-        if is_call(user, (*GEMMS, *OTHER_GEMMS)):
+        if is_call(user, (*GEMMS, *SCALED_GEMMS, *OTHER_GEMMS)):
             yield user, alias
         elif _transposes(user, alias):
-            yield from ((gemm, user) for gemm in user.users if is_call(gemm, GEMMS))
+            yield from ((gemm, user) for gemm in user.users if is_call(gemm, (*GEMMS, *SCALED_GEMMS)))
 
 
 def _transposes(node: fx.Node, alias: fx.Node) -> bool:
@@ -189,6 +206,9 @@ def _reader(gemm: fx.Node, operand: fx.Node, alias: fx.Node) -> Reader | Why:
     if isinstance(found, Why):
         return found
     transposed = operand is not alias
+    if found.scales is not None and (transposed or found.x is not operand):
+        is_scale = operand in (found.scales.x, found.scales.w)
+        return Why(reason=Reason.SCALES_GATHERED if is_scale else Reason.GEMM_KIND, detail=gemm.name)
     if found.x is operand:
         form, w = (FORM_TRANSPOSED if transposed else FORM_INPUT), found.w
     elif found.w is operand:
@@ -198,10 +218,10 @@ def _reader(gemm: fx.Node, operand: fx.Node, alias: fx.Node) -> Reader | Why:
     if found.bias is not None and form != FORM_INPUT:
         return Why(reason=Reason.BIAS_SHAPE, detail=gemm.name)
     by_hand = bias_after(found) if found.bias is None and form == FORM_INPUT else None
-    if by_hand is None:
-        return Reader(gemm=gemm, form=form, g=alias, w=w, bias=found.bias, output=gemm, covers=(gemm,))
-    bias, addition, views = by_hand
-    return Reader(gemm=gemm, form=form, g=alias, w=w, bias=bias, output=addition, covers=(gemm, *views, addition))
+    bias, output, views = by_hand or (found.bias, gemm, ())
+    covers = (gemm,) if by_hand is None else (gemm, *views, output)
+    kind, scales = found.kind, found.scales
+    return Reader(gemm=gemm, form=form, g=alias, w=w, bias=bias, output=output, covers=covers, kind=kind, scales=scales)
 
 
 def _made_from(node: fx.Node, gather: Gather) -> bool:
@@ -241,7 +261,7 @@ def _gemm_beyond(gather: Gather) -> Why | None:
     while pending:
         node, why, steps = pending.pop()
         for user in node.users:
-            if is_call(user, (*GEMMS, *OTHER_GEMMS)) and why is not None:
+            if is_call(user, (*GEMMS, *SCALED_GEMMS, *OTHER_GEMMS)) and why is not None:
                 return why
             if steps and user not in seen and _is_step(user):
                 seen.add(user)

@@ -102,14 +102,14 @@ def _end(collective: fx.Node) -> _End | None:
     if is_call(collective, ALL_REDUCE):
         source: Any = collective.args[0]
         gemms = gemms_before(source, (collective,))
-        if isinstance(gemms, Why) or len(gemms.x) != 1:
+        if isinstance(gemms, Why) or len(gemms.x) != 1 or gemms.scales:
             return None
         return _End(gemms=gemms, reduction=reduction, shape=(), dim=-1, covers=gemms.covers)
     scatter = scatter_before(collective)
     if isinstance(scatter, Why):
         return None
     gemms = gemms_before(scatter.source, scatter.readers)
-    if isinstance(gemms, Why) or len(gemms.x) != 1:
+    if isinstance(gemms, Why) or len(gemms.x) != 1 or gemms.scales:
         return None
     read = rows_or_columns(scatter, *gemms.shape)
     if isinstance(read, Why):

@@ -23,6 +23,7 @@ from mkcompile.passes.graph import (
     is_call,
     only_user,
     shape_of,
+    value,
     world_size_of,
 )
 from mkcompile.passes.reason import Reason, Why
@@ -66,12 +67,13 @@ def gather_of(collective: fx.Node) -> Gather | Why | None:
         return Why(reason=Reason.PARAMETER_GATHER, detail=collective.name)
     if not is_call(collective, ALL_GATHER):
         return None
-    source, world_size, group = collective.args[:3]
+    sent, world_size, group = collective.args[:3]
     if not isinstance(group, str):
         return Why(reason=Reason.GROUP_IS_NODE, detail=str(group))
     if world_size_of(group) == 1:
         return Why(reason=Reason.WORLD_SIZE_ONE)
-    assert isinstance(source, fx.Node) and isinstance(world_size, int)
+    assert isinstance(sent, fx.Node) and isinstance(world_size, int)
+    source = _before_reinterpreting(sent)
     wait = only_user(collective)
     if wait is None or not is_call(wait, WAIT):
         return Why(reason=Reason.USED_BEFORE_WAIT)
@@ -100,15 +102,36 @@ def _layout(wait: fx.Node, source: fx.Node, world_size: int) -> tuple[fx.Node, t
     cats = {cat: None for alias in aliases for user in alias.users for cat in _cats_behind(user)}
     dims = {cat: dim for cat in cats if (dim := _reassembled(cat, source, world_size)) is not None}
     if not dims:
-        if any(is_call(user, DTYPE_VIEWS) for alias in aliases for user in alias.users):
-            return Why(reason=Reason.DTYPE, detail="gathered as bytes and viewed as another dtype")
-        return wait, _equal_dims(source)
+        return _with_dtype_of(source, wait, _equal_dims(source))
     if len(dims) > 1 or not _all_end_in(wait, next(iter(dims))):
         return Why(reason=Reason.GATHERED_IN_TWO_ORDERS, detail=", ".join(cat.name for cat in dims))
     ((cat, dim),) = dims.items()
-    if _views_dtype(cat):
-        return Why(reason=Reason.DTYPE, detail="gathered as bytes and viewed as another dtype")
-    return cat, (dim,)
+    return _with_dtype_of(source, cat, (dim,))
+
+
+def _reinterprets(node: Any) -> bool:
+    """Is it a view of the same elements as another dtype of the same size? 8-bit floats often travel as bytes."""
+    return is_call(node, DTYPE_VIEWS) and value(node).dtype.itemsize == value(node.args[0]).dtype.itemsize
+
+
+def _before_reinterpreting(sent: fx.Node) -> fx.Node:
+    node: Any = sent
+    while _reinterprets(node):
+        node = node.args[0]
+    return node  # type: ignore[no-any-return]
+
+
+def _with_dtype_of(source: fx.Node, gathered: fx.Node, dims: tuple[int, ...]) -> tuple[fx.Node, tuple[int, ...]] | Why:
+    """The gathered tensor in its source's dtype: the node itself, or where views lead from it to that dtype."""
+    why = Why(reason=Reason.DTYPE, detail="gathered as bytes and viewed as another dtype")
+    root = gathered
+    while value(root).dtype != value(source).dtype:
+        user = only_user(root)
+        if user is None or not (is_call(user, (*VIEWS, *WAIT)) or _reinterprets(user)):
+            return why
+        root = user
+    is_viewed = any(is_call(user, DTYPE_VIEWS) for alias in aliases_of(root) for user in alias.users)
+    return why if is_viewed else (root, dims)
 
 
 def _equal_dims(source: fx.Node) -> tuple[int, ...]:
@@ -130,11 +153,6 @@ def _cats_behind(pieces: fx.Node) -> Iterator[fx.Node]:
         yield pieces
 
 
-def _views_dtype(cat: fx.Node) -> bool:
-    pieces: Any = cat.args[0]
-    return is_call(pieces[0], DTYPE_VIEWS) or any(is_call(user, DTYPE_VIEWS) for user in cat.users)
-
-
 def _reassembled(cat: fx.Node, source: fx.Node, world_size: int) -> int | None:
     """The dimension, if the cat lays the ranks' pieces along one, each whole, once and in rank order."""
     pieces: Any = argument(cat, 0, "tensors")
@@ -148,7 +166,7 @@ def _reassembled(cat: fx.Node, source: fx.Node, world_size: int) -> int | None:
 
 def _is_piece(piece: Any, rank: int, source: fx.Node, world_size: int) -> bool:
     """Is it this rank's shard, whole?"""
-    while is_call(piece, DTYPE_VIEWS):
+    while _reinterprets(piece):
         piece = piece.args[0]
     if not same_shape(shape_of(piece), shape_of(source)):
         return False

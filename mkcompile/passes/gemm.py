@@ -12,26 +12,45 @@ from typing import Any
 import torch
 from torch import fx
 
-from mkcompile.passes.graph import CAST, GEMMS, VIEWS, argument, aten, is_call, peel, shape_of, value
+from mkcompile.ops._scaled import OPERAND_DTYPES, scaling
+from mkcompile.passes.graph import CAST, GEMMS, SCALED_GEMMS, VIEWS, argument, aten, is_call, peel, shape_of, value
 from mkcompile.passes.reason import Reason, Why
 from mkcompile.passes.sizes import Size, same_shape, same_size
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SCALES = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 PERMUTES = (aten.permute.default,)
-OTHER_GEMMS = (aten.bmm.default, aten.baddbmm.default, aten._scaled_mm.default, aten._grouped_mm.default)
+OTHER_GEMMS = (aten.bmm.default, aten.baddbmm.default, aten._grouped_mm.default, aten._scaled_mm_v2.default)
 # What these put into another order of rows (experts' tokens, say) is this argument.
 _MOVED = {aten.index.Tensor: 0, aten.index_put.default: 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """The scales of one product of 8-bit floats, and how it accumulates."""
+
+    x: fx.Node
+    w: fx.Node
+    fast_accum: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """One GEMM node read as `x @ w + bias`. Shapes: x [M, K], w [K, N] (any strides), bias [N]."""
+    """One GEMM node read as `x @ w + bias`. Shapes: x [M, K], w [K, N] (any strides), bias [N].
+
+    With `scales` it is `(x * scales.x) @ (w * scales.w) + bias`.
+    """
 
     node: fx.Node
     x: fx.Node
     w: fx.Node
     bias: fx.Node | None
+    scales: Scales | None = None
+
+    @property
+    def kind(self) -> tuple[torch.dtype, bool | None]:
+        """What the products of one operator call must have in common."""
+        return value(self.node).dtype, self.scales.fast_accum if self.scales else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +58,8 @@ class Gemms:
     """`sum_i x[i] @ w[i] + bias`, and how the reduction's input is made of it.
 
     Shapes: x[i] [M, K_i], w[i] [K_i, N] with any strides (views are passed on, never copied), bias [N].
-    `covers`: every node that the fused operator computes instead. `after`: what is to be applied to the reduced tensor
+    `covers`: every node that the fused operator computes instead. `dtype` is that of the products. `scales`: one for
+    each product, or none at all. `after`: what is to be applied to the reduced tensor
     again, in order: scalings; and, where permutes are among what lies between, all of it.
     """
 
@@ -47,17 +67,19 @@ class Gemms:
     w: tuple[fx.Node, ...]
     bias: fx.Node | None
     covers: tuple[fx.Node, ...]
+    dtype: torch.dtype
     after: tuple[fx.Node, ...] = ()
+    scales: tuple[Scales, ...] = ()
 
     @property
     def shape(self) -> tuple[Size, Size]:
         """[M, N]; symbolic sizes stay symbolic."""
         return shape_of(self.x[0])[0], shape_of(self.w[0])[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the products."""
-        return value(self.x[0]).dtype
+    def scaled_arguments(self) -> tuple[Any, Any, Any, Any, Any, torch.dtype, bool]:
+        """How an operator on scaled products begins: x, w, x_scale, w_scale, bias, out_dtype, fast_accum."""
+        x_scale, w_scale = [one.x for one in self.scales], [one.w for one in self.scales]
+        return list(self.x), list(self.w), x_scale, w_scale, self.bias, self.dtype, self.scales[0].fast_accum
 
 
 def product(node: fx.Node) -> Product | Why:
@@ -72,9 +94,26 @@ def product(node: fx.Node) -> Product | Why:
         if not _is_bias(bias, shape_of(node)[-1]):
             return Why(reason=Reason.BIAS_SHAPE, detail=f"{bias} {shape_of(bias)}")  # type: ignore[arg-type]
         return _checked(Product(node=node, x=x, w=w, bias=bias))  # type: ignore[arg-type]
+    if is_call(node, SCALED_GEMMS):
+        return _scaled_product(node)
     if is_call(node, OTHER_GEMMS):
         return Why(reason=Reason.GEMM_KIND, detail=node.name)
     return Why(reason=Reason.NO_GEMM)
+
+
+def _scaled_product(node: fx.Node) -> Product | Why:
+    """`_scaled_mm` with one scale a tensor, or one a row and a column."""
+    x, w, x_scale, w_scale = (argument(node, i, name) for i, name in enumerate(("self", "mat2", "scale_a", "scale_b")))
+    bias, result_scale = argument(node, 4, "bias"), argument(node, 5, "scale_result")
+    kind = scaling((value(x_scale), value(w_scale)), *shape_of(node))
+    if result_scale is not None or kind is None:
+        return Why(reason=Reason.SCALES, detail=f"{node.name} {shape_of(x_scale)} {shape_of(w_scale)}")
+    if value(node).dtype not in DTYPES or any(value(one).dtype not in OPERAND_DTYPES for one in (x, w)):
+        return Why(reason=Reason.DTYPE, detail=f"{node.name} {value(node).dtype}")
+    if bias is not None and value(bias).dtype != value(node).dtype:
+        return Why(reason=Reason.UNEQUAL_PRODUCTS, detail=bias.name)
+    scales = Scales(x=x_scale, w=w_scale, fast_accum=bool(argument(node, 7, "use_fast_accum", False)))
+    return Product(node=node, x=x, w=w, bias=bias, scales=scales)
 
 
 def gemms_before(
@@ -105,7 +144,9 @@ def gemms_before(
         w=tuple(one.w for one in terms.products),
         bias=terms.bias,
         covers=(*terms.covers, *chain),
+        dtype=value(terms.products[0].node).dtype,
         after=tuple(one for one in chain if moves or is_scale(one) or is_call(one, CAST)),
+        scales=tuple(one.scales for one in terms.products if one.scales is not None),
     )
 
 
@@ -119,7 +160,7 @@ class _Terms:
 
     def collect(self, node: fx.Node) -> Why | None:
         """Add what `node` is the sum of; a Why if any part of it is no product and no bias."""
-        if is_call(node, GEMMS):
+        if is_call(node, (*GEMMS, *SCALED_GEMMS)):
             found = product(node)
             return found if isinstance(found, Why) else self._add(found)
         if is_call(node, (aten.add.Tensor,)):
@@ -136,9 +177,10 @@ class _Terms:
     def _add(self, found: Product) -> Why | None:
         if found.bias is not None and self.bias is not None:
             return Why(reason=Reason.SEVERAL_BIASES, detail=found.node.name)
-        first = self.products[0].node if self.products else found.node
-        if not same_shape(shape_of(first), shape_of(found.node)) or value(first).dtype != value(found.node).dtype:
-            return Why(reason=Reason.UNEQUAL_PRODUCTS, detail=f"{first.name}, {found.node.name}")
+        first = self.products[0] if self.products else found
+        same_operands = [value(x).dtype for x in (first.x, first.w)] == [value(x).dtype for x in (found.x, found.w)]
+        if not same_shape(shape_of(first.node), shape_of(found.node)) or first.kind != found.kind or not same_operands:
+            return Why(reason=Reason.UNEQUAL_PRODUCTS, detail=f"{first.node.name}, {found.node.name}")
         self.products.append(found)
         self.covers.append(found.node)
         self.bias = self.bias or found.bias
@@ -204,7 +246,7 @@ def gemm_above(node: Any, depth: int = 8) -> fx.Node | None:
     """The GEMM within a few unary, summing or row-moving steps above the node."""
     if not isinstance(node, fx.Node) or depth == 0 or node.op != "call_function":
         return None
-    if is_call(node, (*GEMMS, *OTHER_GEMMS)):
+    if is_call(node, (*GEMMS, *SCALED_GEMMS, *OTHER_GEMMS)):
         return node
     if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace not in ("aten", "prims"):
         return None
@@ -212,7 +254,7 @@ def gemm_above(node: Any, depth: int = 8) -> fx.Node | None:
         return gemm_above(node.args[_MOVED[node.target]], depth - 1)
     unary = [one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]
     if len(unary) > 1 and not is_call(node, (aten.add.Tensor,)):
-        return next((one for one in map(peel, unary) if is_call(one, (*GEMMS, *OTHER_GEMMS))), None)
+        return next((one for one in map(peel, unary) if is_call(one, (*GEMMS, *SCALED_GEMMS, *OTHER_GEMMS))), None)
     return next((one for one in (gemm_above(each, depth - 1) for each in unary) if one is not None), None)
 
 

@@ -1,15 +1,15 @@
-"""Finds GEMMs -> all-reduce."""
+"""Finds GEMMs -> all-reduce, plain and scaled."""
 
 from __future__ import annotations
 
 from torch import fx
 
-from mkcompile.ops.gemm_all_reduce import GemmAllReduce
-from mkcompile.passes.fake_call import problem_of
-from mkcompile.passes.gemm import gemms_before
+from mkcompile.ops.gemm_all_reduce import GemmAllReduce, ScaledGemmAllReduce
+from mkcompile.ops.registry import Call
+from mkcompile.passes.gemm import Gemms, gemms_before
 from mkcompile.passes.graph import ALL_REDUCE, is_call
 from mkcompile.passes.reason import Why
-from mkcompile.passes.reduction import reduction_of
+from mkcompile.passes.reduction import Reduction, reduction_of
 from mkcompile.passes.site import Match, Refusal
 
 
@@ -24,19 +24,11 @@ def find(collective: fx.Node) -> Match | Refusal | None:
     gemms = gemms_before(source, [collective], keeps_places=True, result=reduction.wait)  # type: ignore[arg-type]
     if isinstance(gemms, Why):
         return reduction.refuse(gemms)
-    call = GemmAllReduce(
-        x=list(gemms.x),  # type: ignore[arg-type]
-        w=list(gemms.w),  # type: ignore[arg-type]
-        bias=gemms.bias,  # type: ignore[arg-type]
-        reduce_op=reduction.reduce_op,
-        world_size=reduction.world_size,
-        group=reduction.group,
-        plan_key="",
-    )
-    return Match(
-        call=call,
-        outputs=reduction.output(gemms),
-        collectives=(collective,),
-        problem=problem_of(call),
-        covers=gemms.covers,
-    )
+    return reduction.match(_call(gemms, reduction), gemms)
+
+
+def _call(gemms: Gemms, reduction: Reduction) -> Call:
+    end = reduction.reduce_op, reduction.world_size, reduction.group, ""
+    if not gemms.scales:
+        return GemmAllReduce(list(gemms.x), list(gemms.w), gemms.bias, *end)  # type: ignore[arg-type]
+    return ScaledGemmAllReduce(*gemms.scaled_arguments(), *end)

@@ -1,17 +1,18 @@
-"""Finds GEMMs -> reduce-scatter along any dimension."""
+"""Finds GEMMs -> reduce-scatter along any dimension, plain and scaled."""
 
 from __future__ import annotations
 
 from torch import fx
 
-from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
-from mkcompile.passes.fake_call import problem_of
-from mkcompile.passes.gemm import gemms_before
+from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter, ScaledGemmReduceScatter
+from mkcompile.ops.registry import Call
+from mkcompile.passes.gemm import Gemms, gemms_before
 from mkcompile.passes.graph import REDUCE_SCATTER, is_call
 from mkcompile.passes.reason import Why
-from mkcompile.passes.reduction import reduction_of
+from mkcompile.passes.reduction import Reduction, reduction_of
 from mkcompile.passes.scatter import rows_or_columns, scatter_before
 from mkcompile.passes.site import Match, Refusal
+from mkcompile.passes.sizes import Size
 
 
 def find(collective: fx.Node) -> Match | Refusal | None:
@@ -30,22 +31,12 @@ def find(collective: fx.Node) -> Match | Refusal | None:
     shape_and_dim = rows_or_columns(scatter, *gemms.shape)
     if isinstance(shape_and_dim, Why):
         return reduction.refuse(shape_and_dim)
+    return reduction.match(_call(gemms, shape_and_dim, reduction), gemms, scatter.nodes)
+
+
+def _call(gemms: Gemms, shape_and_dim: tuple[tuple[Size, ...], int], reduction: Reduction) -> Call:
     shape, dim = shape_and_dim
-    call = GemmReduceScatter(
-        x=list(gemms.x),  # type: ignore[arg-type]
-        w=list(gemms.w),  # type: ignore[arg-type]
-        bias=gemms.bias,  # type: ignore[arg-type]
-        shape=list(shape),  # type: ignore[arg-type]
-        dim=dim,
-        reduce_op=reduction.reduce_op,
-        world_size=reduction.world_size,
-        group=reduction.group,
-        plan_key="",
-    )
-    return Match(
-        call=call,
-        outputs=reduction.output(gemms),
-        collectives=(collective,),
-        problem=problem_of(call),
-        covers=(*gemms.covers, *scatter.nodes),
-    )
+    end = list(shape), dim, reduction.reduce_op, reduction.world_size, reduction.group, ""
+    if not gemms.scales:
+        return GemmReduceScatter(list(gemms.x), list(gemms.w), gemms.bias, *end)  # type: ignore[arg-type]
+    return ScaledGemmReduceScatter(*gemms.scaled_arguments(), *end)  # type: ignore[arg-type]

@@ -31,6 +31,7 @@ VIEWS = (
     aten.alias.default,
 )
 GEMMS = (aten.mm.default, aten.addmm.default)
+SCALED_GEMMS = (aten._scaled_mm.default,)
 CAST = (prims.convert_element_type.default, aten._to_copy.default)
 
 

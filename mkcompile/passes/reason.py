@@ -23,7 +23,7 @@ class Reason(Enum):
     NO_GAIN = "the planner predicts no gain for this size; set mkernel.fuse='always' to fuse it all the same"
     DTYPE = (
         "no fused kernel takes this dtype; use bfloat16 or float16 "
-        "(with mkernel.fuse='always' float32 runs as its reference, no faster)"
+        "(with mkernel.fuse='always' float32 and scaled float8 run as their references, no faster)"
     )
     TINY_PAYLOAD = (
         "the payload is so small that signalling costs more than the overlap saves; "
@@ -58,7 +58,15 @@ class Reason(Enum):
     BIAS_SHAPE = "only a bias of one value for each column can be fused; give it the shape [N]"
     SEVERAL_BIASES = "several biases are added before one reduction; add them up first, or keep one"
     GEMM_SCALED = "addmm with alpha or beta other than 1 can't be fused; scale the input or the bias instead"
-    GEMM_KIND = "batched, grouped and scaled products in front of a collective are not fused; use plain 2-D matmuls"
+    GEMM_KIND = "batched and grouped products beside a collective are not fused; use 2-D matmuls, plain or scaled"
+    SCALES = (
+        "a scaled product is fused with one float32 scale for each operand, or one for each row of the input and each "
+        "column of the weight, and with no scale of the result; quantise so"
+    )
+    SCALES_GATHERED = (
+        "what is gathered are scales, a few bytes beside the tensor that they belong to; "
+        "scale whole tensors and not rows if this collective matters"
+    )
     CAST_BEFORE_REDUCTION = (
         "the product is cast to another dtype before the reduction; reduce in the product's own dtype and cast after it"
     )

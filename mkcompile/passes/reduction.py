@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from mkcompile.ops.registry import Call
+from mkcompile.passes.fake_call import problem_of
 from mkcompile.passes.gemm import Gemms
 from mkcompile.passes.graph import WAIT, is_call, world_size_of
 from mkcompile.passes.reason import Reason, Why
-from mkcompile.passes.site import Output, Refusal
+from mkcompile.passes.site import Match, Output, Refusal
 
 REDUCE_OPS = ("sum", "avg")
 
@@ -24,9 +26,15 @@ class Reduction:
     world_size: int
     group: str
 
-    def output(self, gemms: Gemms) -> tuple[Output, ...]:
-        """The wait, computed by an operator with a single result."""
-        return (Output(node=self.wait, index=None, after=gemms.after),)
+    def match(self, call: Call, gemms: Gemms, between: tuple[fx.Node, ...] = ()) -> Match:
+        """The site of an operator with a single result, the wait; `between` stands between GEMMs and collective."""
+        return Match(
+            call=call,
+            outputs=(Output(node=self.wait, index=None, after=gemms.after),),
+            collectives=(self.collective,),
+            problem=problem_of(call),
+            covers=(*gemms.covers, *between),
+        )
 
     def refuse(self, why: Why) -> Refusal:
         """The refusal of this collective."""

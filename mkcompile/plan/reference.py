@@ -39,8 +39,9 @@ class Maker:
             "all_gather_gemm": self._all_gather,
             "ffn": self._ffn,
         }
-        if problem.operator not in makers:
-            raise OperatorInputError(f"no tensors can be made for operator {problem.operator!r}")
+        if problem.operator not in makers or problem.scales:
+            what = f"{problem.operator!r} of {problem.dtype}" if problem.scales else repr(problem.operator)
+            raise OperatorInputError(f"no tensors can be made for operator {what}")
         return makers[problem.operator](problem)
 
     def tensor(self, problem: Problem, *shape: int) -> Tensor:

@@ -11,7 +11,7 @@ from mkcompile.plan.topology import Span, Topology
 
 def collectives_of(problem: Problem) -> list[tuple[str, int]]:
     """The collectives of the site as it is, each with its whole tensor's bytes."""
-    rows_in, rows_out = problem.m * problem.k * problem.dtype_bytes, problem.m * problem.n * problem.dtype_bytes
+    rows_in, rows_out = problem.m * problem.k * problem.dtype_bytes, problem.m * problem.n * problem.result_bytes
     if problem.operator == "all_gather_gemm":
         return [("all_gather", rows_in)]
     if problem.operator == "ffn":
