@@ -1,0 +1,209 @@
+"""`python -m benchmarks.host_overhead --out FILE`: what an operator call costs the host, and what it is made of.
+
+Starts one process a GPU. One JSON line a rank and table, microseconds a call: the operators by every way that leads to
+a launch, the parts of the shortest, bare launches of an empty kernel with arguments of several sizes, and a compiled
+chain of layers with and without calls below torch's dispatcher. The least of several batches, each short enough for the
+launch queue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import datetime
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+from torch._inductor.codegen.custom_extern_kernel_codegen import CUSTOM_EXTERN_KERNEL_CODEGEN
+from torch._inductor.utils import fresh_cache
+from torch.distributed._functional_collectives import all_reduce
+
+from mkcompile import codegen
+from mkcompile.ops.groups import find
+from mkcompile.ops.registry import Site, call_types, overload, set_launcher
+from mkcompile.runtime import driver, nvrtc
+from mkcompile.runtime.agree import Agreement
+from mkcompile.runtime.dispatch import Dispatch
+from mkcompile.runtime.kernel import OPTIONS
+from mkcompile.runtime.launcher import Launcher
+from mkcompile.runtime.operation import Operation
+
+_BATCHES, _CALLS = 20, 100
+_ROWS = 64
+_LAYERS = 8
+_PARAMETER_BYTES = (64, 512, 1024, 2048, 4000)
+_KEY = "key"
+
+
+def best_us(run: Callable[[], object], calls: int = _CALLS) -> float:
+    """Host time of a call while the device works; the ranks begin each batch together."""
+    best = float("inf")
+    for _ in range(_BATCHES):
+        torch.cuda.synchronize()
+        dist.barrier()
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(calls):
+            run()
+        best = min(best, (time.perf_counter() - started) / calls)
+    return round(best * 1e6, 2)
+
+
+def arguments_of(operator: str) -> tuple[Any, ...]:
+    """A call of a product so small that the device never makes the host wait."""
+    x = torch.ones(_ROWS, _ROWS, device="cuda", dtype=torch.bfloat16)
+    options = ("sum", dist.get_world_size(), "0", _KEY)
+    if operator == "gemm_all_reduce":
+        return ([x], [x.t()], None, *options)
+    return ([x], [x.t()], None, [_ROWS, _ROWS], 0, *options)
+
+
+def ways(operator: str, launcher: Launcher) -> dict[str, float]:
+    """Every way to a launch."""
+    call_type, arguments = call_types()[operator], arguments_of(operator)
+    dispatched, site, short = overload(call_type), Site(operator, fixed=True), launcher.shortcut(call_type)
+    assert short is not None
+    for _ in range(2):
+        site(*arguments)
+    return {
+        "dispatcher": best_us(lambda: dispatched(*arguments)),
+        "shortcut": best_us(lambda: short(*arguments)),
+        "site": best_us(lambda: site(*arguments)),
+        "site_batches_of_10": best_us(lambda: site(*arguments), calls=10),
+    }
+
+
+def parts(operator: str, launcher: Launcher) -> dict[str, float]:
+    """What the shortest way asks of torch and the driver."""
+    arguments = arguments_of(operator)
+    out = overload(call_types()[operator])(*arguments)  # kept, for the launch that is repeated
+    known = [one for one in launcher._operations.values() if isinstance(one, Operation)]
+    operation = [one for one in known if one.kernel.config.operator == operator][-1]
+    launch = next(one for addresses, one in operation.launches.items() if out.data_ptr() in addresses)
+    chain, host = operation.device.chain, operation.device.host
+    stream = host.current_stream()
+    return {
+        "run": best_us(lambda: operation.run(*arguments[:3])),
+        "launch": best_us(lambda: launch.run(stream)),
+        "event": best_us(lambda: chain.leave(stream, 0)),
+        "capture": best_us(lambda: chain.enter(stream)),
+        "allocation": best_us(operation.allocate),
+        "group": best_us(lambda: operation.process_group() is find("0")),
+        "report": best_us(operation.group.workspace.board.check),
+        "stream": best_us(host.current_stream),
+        "device": best_us(host.current_device),
+    }
+
+
+def bare_launches() -> dict[str, float]:
+    """An empty kernel by the call that operators use, by the size of its arguments, and by the older call."""
+    times: dict[str, float] = {}
+    launch, older = driver.library().cuLaunchKernelEx, driver.library().cuLaunchKernel
+    attribute = driver.cooperative_attribute()
+    for size_bytes in _PARAMETER_BYTES:
+        function, block = empty_kernel(size_bytes), ctypes.create_string_buffer(size_bytes)
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(block))
+        for kind in ("plain", "cooperative"):
+            config = driver.LaunchConfig(
+                grid=(64, 1, 1), block=(384, 1, 1), stream=torch.cuda.current_stream().cuda_stream,
+                attributes=ctypes.pointer(attribute), num_attributes=int(kind == "cooperative"),
+            )  # fmt: skip
+            taken = (ctypes.byref(config), function, parameters, None)
+            driver.check("cuLaunchKernelEx", launch(*taken))
+            times[f"{size_bytes}_{kind}"] = best_us(lambda: launch(*taken))  # noqa: B023 (called at once)
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    times["4000_older"] = best_us(lambda: older(function, 64, 1, 1, 384, 1, 1, 0, stream, parameters, None))
+    times["foreign_call"] = best_us(lambda: driver.library().cuDriverGetVersion(None))
+    return times
+
+
+def empty_kernel(parameter_bytes: int) -> ctypes.c_void_p:
+    """A kernel that returns, and takes so many bytes."""
+    source = (
+        f"struct Block {{ char bytes[{parameter_bytes}]; }};\n"
+        'extern "C" __global__ void empty(const __grid_constant__ Block block) {}\n'
+    )
+    image = nvrtc.compile_cubin(f"empty{parameter_bytes}", source, {}, OPTIONS).image
+    return driver.load_function(image, "empty", 0, torch.cuda.current_device())
+
+
+def compiled_layer() -> dict[str, float]:
+    """Host time of one layer (product, all-reduce, a pointwise kernel) in a compiled chain of them."""
+    weights = [torch.ones(_ROWS, _ROWS, device="cuda", dtype=torch.bfloat16) for _ in range(_LAYERS)]
+
+    def chain(x: Tensor) -> Tensor:
+        for weight in weights:
+            reduced: Tensor = all_reduce(x @ weight.t(), "sum", "0")  # type: ignore[arg-type]
+            x = torch.relu(reduced + x)
+        return x
+
+    x, times = torch.ones_like(weights[0]), {}
+    for kind in ("below_dispatcher", "through_dispatcher", "inductor"):
+        if kind == "through_dispatcher":
+            CUSTOM_EXTERN_KERNEL_CODEGEN.clear()
+        torch._dynamo.reset()
+        backend = {"backend": "inductor"} if kind == "inductor" else {"backend": "mkernel", "options": _ALWAYS}
+        with fresh_cache(), torch.no_grad():
+            compiled = torch.compile(chain, **backend)  # type: ignore[call-overload]
+            for _ in range(3):
+                compiled(x)
+            times[kind] = round(best_us(lambda: compiled(x), calls=_CALLS // _LAYERS) / _LAYERS, 2)  # noqa: B023
+    codegen.install()
+    return times
+
+
+_ALWAYS = {"mkernel.fuse": "always"}
+
+
+def worker(rank: int, options: argparse.Namespace, folder: str) -> None:
+    """One rank."""
+    torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=options.world,
+        device_id=torch.device("cuda", rank),
+    )  # fmt: skip
+    launcher = Launcher()
+    set_launcher(Dispatch(Agreement(), launcher))
+    tables: dict[str, Callable[[], dict[str, float]]] = {"bare_launches": bare_launches}
+    for operator in ("gemm_all_reduce", "gemm_reduce_scatter"):
+        tables[f"{operator}/ways"] = lambda operator=operator: ways(operator, launcher)  # type: ignore[misc]
+        tables[f"{operator}/parts"] = lambda operator=operator: parts(operator, launcher)  # type: ignore[misc]
+    tables["compiled_layer"] = compiled_layer
+    common = {
+        "commit": options.commit, "torch": torch.__version__, "device": torch.cuda.get_device_name(),
+        "date": datetime.date.today().isoformat(),
+    }  # fmt: skip
+    with options.out.with_suffix(f".{rank}.jsonl").open("w", encoding="utf-8") as file:
+        for name, measure in tables.items():
+            file.write(json.dumps({"table": name, "rank": rank, "us": measure(), **common}) + "\n")
+            file.flush()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main(arguments: list[str]) -> None:
+    """Start the ranks, wait for them, and put their lines together."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.host_overhead", description=__doc__)
+    parser.add_argument("--world", type=int, default=2)
+    parser.add_argument("--commit", default="unknown", help="written into every line")
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines")
+    options = parser.parse_args(arguments)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="mkcompile-host-") as folder:
+        mp.spawn(worker, args=(options, folder), nprocs=options.world)
+    texts = [options.out.with_suffix(f".{rank}.jsonl").read_text(encoding="utf-8") for rank in range(options.world)]
+    options.out.write_text("".join(texts), encoding="utf-8")
+    sys.stdout.write("".join(texts))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
