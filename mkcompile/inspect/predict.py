@@ -12,7 +12,7 @@ from mkcompile.ops.problem import Problem
 from mkcompile.plan.decide import Policy
 from mkcompile.plan.disk import Measured, Results, load_results
 from mkcompile.plan.judge import predict
-from mkcompile.plan.table import entry_name
+from mkcompile.plan.buckets import entry_name
 from mkcompile.plan.topology import Topology
 from mkcompile.runtime.machine import PROBE, policy_of, topology_of
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
+from mkcompile.config import FusePolicy
 from mkcompile.ops.problem import Problem
 from mkcompile.passes import normalise
 from mkcompile.passes.choose import Candidate, choose
@@ -16,6 +17,7 @@ from mkcompile.passes.graph import collectives, erase_dead, erase_with_waits, sh
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.rewrite import Rewriter
 from mkcompile.passes.site import Match, Refusal, Site
+from mkcompile.plan import key
 
 # Seconds that fusing the problem is predicted to save, or the reason not to.
 Judge = Callable[[Problem], float | Reason]
@@ -48,14 +50,14 @@ class _Findings:
         return telling[0] if telling else Refusal(collective=node, reason=Reason.NO_GEMM)
 
 
-def fuse(graph: fx.Graph, judge: Judge = fuse_all) -> list[Site]:
-    """Rewrite the graph in place; what became of each collective, in graph order."""
+def fuse(graph: fx.Graph, judge: Judge = fuse_all, policy: FusePolicy = "always") -> list[Site]:
+    """Rewrite the graph in place; what became of each collective, in graph order. Calls carry the policy."""
     if next(collectives(graph), None) is None:
         return []
     normalise.run(graph)
     nodes = list(collectives(graph))
     findings = _find(nodes)
-    fused = _choose_and_rewrite(graph, findings, judge)
+    fused = _choose_and_rewrite(graph, findings, judge, policy)
     # Read before the replaced nodes are erased.
     sites = [_site(node, fused.get(node) or findings.refusal(node)) for node in nodes]
     if fused:
@@ -85,7 +87,7 @@ def _find(nodes: list[fx.Node]) -> _Findings:
     return findings
 
 
-def _choose_and_rewrite(graph: fx.Graph, findings: _Findings, judge: Judge) -> dict[fx.Node, Match]:
+def _choose_and_rewrite(graph: fx.Graph, findings: _Findings, judge: Judge, policy: FusePolicy) -> dict[fx.Node, Match]:
     """Rewrite the best set of matches; where the graph does not allow one, the best set without it."""
     candidates: list[Candidate] = []
     for match in findings.matches:
@@ -100,7 +102,7 @@ def _choose_and_rewrite(graph: fx.Graph, findings: _Findings, judge: Judge) -> d
     while candidates:
         chosen, rest = choose(candidates)
         for one in chosen:
-            reason = rewriter.apply(one.match, one.match.problem.key())
+            reason = rewriter.apply(one.match, key.make(policy, one.match.problem))
             if reason is None:
                 done |= one.match.claims
                 fused.update(dict.fromkeys(one.match.collectives, one.match))

@@ -7,13 +7,14 @@ from mkcompile.passes.fuse import Judge
 from mkcompile.passes.reason import Reason
 from mkcompile.plan import judge as planner
 from mkcompile.plan.decide import Policy
+from mkcompile.plan.disk import Results
 from mkcompile.plan.plan import Refusal
 from mkcompile.plan.topology import Topology
 
 
-def judge_for(topology: Topology, policy: Policy) -> Judge:
-    """Seconds that fusing a problem is predicted to save on this machine, or the reason not to."""
-    decide = planner.judge_for(topology, policy)
+def judge_for(topology: Topology, policy: Policy, tuned: Results | None = None) -> Judge:
+    """Seconds that fusing a problem saves on this machine, measured or predicted, or the reason not to."""
+    decide = planner.judge_for(topology, policy, tuned)
 
     def judge(problem: Problem) -> float | Reason:
         verdict = decide(problem)

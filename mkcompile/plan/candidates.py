@@ -17,7 +17,8 @@ from mkcompile.plan.topology import Span, Topology
 TILES = tuple(
     Tile(rows=rows, columns=columns)
     for rows, columns in (
-        (128, 256), (128, 192), (128, 128), (128, 64), (64, 256), (64, 128), (64, 64), (64, 32)
+        (128, 256), (128, 224), (128, 192), (128, 160), (128, 128), (128, 64),
+        (64, 256), (64, 128), (64, 64), (64, 32),
     )
 )  # fmt: skip
 PUSH_BLOCKS = (4, 8, 16)
@@ -25,6 +26,8 @@ SHARD_CHUNKS = (1, 2, 4, 8)
 _PUSH_CHUNK_BYTES = 16 << 10
 _PACED_SHARE = 0.8
 _LINK_BOUND = 0.9
+# Fewer and shorter: two waves before the first own tile would leave the link idle at the end (decision 302).
+_FEW_WAVES, _SHORT_US = 4, 100.0
 _PANEL_COLUMNS = 64
 _FFN_PANEL_ROWS = 2048
 _SEND, _RECEIVE, _INTRA_ACROSS = 4, 4, 8
@@ -134,7 +137,8 @@ def _reduction(site: Site, case: Case, variant: str, us: float, final: float) ->
     sent = case.output_bytes * (case.span.per_node - 1) / case.span.per_node * (1 + final)
     link = case.machine.link_us(sent, case.machine.constants.push_fraction)
     link_bound = link >= _LINK_BOUND * compute.total_us
-    lag_positions = case.roles.compute * (1 if link_bound and compute.waves <= 4 else 2)
+    short = compute.waves <= _FEW_WAVES and compute.total_us < _SHORT_US
+    lag_positions = case.roles.compute * (1 if short else 2)
     peers = max(1, site.problem.world_size - 1)
     panels = max(1, case.tile.columns // _PANEL_COLUMNS)
     plan = _plan(site, case, variant, transport="multicast" if variant == "multicast" else "store")

@@ -53,7 +53,8 @@ class Decision:
     """Predicted times of both sides and what follows from them.
 
     `fused_s` is the best candidate's time, also where the decision is against it, and None where there is no candidate.
-    `ceiling_s`: the GEMM alone or the link alone, whichever is longer. Units: seconds.
+    `ceiling_s`: the GEMM alone or the link alone, whichever is longer. `measured`: both times are `tune`'s and not
+    predicted. Units: seconds.
     """
 
     problem: Problem
@@ -63,6 +64,7 @@ class Decision:
     fused_s: float | None = None
     refusal: Refusal | None = None
     detail: str = ""
+    measured: bool = False
 
     @property
     def saving_s(self) -> float:
@@ -150,12 +152,20 @@ def decide(problem: Problem, topology: Topology, policy: Policy = DEFAULT_POLICY
         return replace(base, refusal=refused[0], detail=refused[1])
     if topology.gpu.arch == "cpu":
         return _by_reference(base, policy)
-    site = Site(problem=problem, topology=topology, reserve_sms=policy.reserve_sms)
-    best = min((one for one in candidates(site) if policy.allows(one.plan)), key=lambda one: one.seconds, default=None)
+    best = best_candidate(problem, topology, policy)
     if best is None:
         missing = Refusal.NO_NETWORK_KERNEL if span.num_nodes > 1 else Refusal.NO_KERNEL
         return replace(base, refusal=missing, detail=problem.operator)
     return _weigh(base, best, policy)
+
+
+def best_candidate(
+    problem: Problem, topology: Topology, policy: Policy, names: frozenset[str] | None = None
+) -> Candidate | None:
+    """The fastest that the policy allows, of these kernels (see `Plan.name`) or of all; the first of equals."""
+    site = Site(problem=problem, topology=topology, reserve_sms=policy.reserve_sms)
+    allowed = (one for one in candidates(site) if policy.allows(one.plan) and (names is None or one.plan.name in names))
+    return min(allowed, key=lambda one: one.seconds, default=None)
 
 
 def _weigh(base: Decision, best: Candidate, policy: Policy) -> Decision:

@@ -78,7 +78,7 @@ class Measured:
 
 @dataclass(slots=True)
 class Results:
-    """Measured candidates by bucket name (`table.entry_name`) and plan name."""
+    """Measured candidates by bucket name (`buckets.entry_name`) and plan name."""
 
     entries: dict[str, dict[str, Measured]] = field(default_factory=dict)
 
@@ -96,7 +96,7 @@ class Results:
         return min(ran, key=lambda one: (one.seconds, one.plan.fused, one.plan.to_json()), default=None)
 
     def plans(self) -> dict[str, Plan]:
-        """The best plan of every bucket, as `PlanTable.measured` wants it."""
+        """The best plan of every bucket."""
         found = {entry: self.best(entry) for entry in sorted(self.entries)}
         return {entry: best.plan for entry, best in found.items() if best is not None}
 

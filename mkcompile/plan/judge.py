@@ -6,23 +6,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mkcompile.ops.problem import Problem
-from mkcompile.plan.decide import DEFAULT_POLICY, Decision, Policy, decide
+from mkcompile.plan.buckets import BUCKETS, at_bucket
+from mkcompile.plan.decide import DEFAULT_POLICY, Decision, Policy
+from mkcompile.plan.disk import Results
+from mkcompile.plan.measured import decide_measured
 from mkcompile.plan.plan import Refusal
-from mkcompile.plan.table import BUCKETS, at_bucket
 from mkcompile.plan.topology import Topology
 
 Judge = Callable[[Problem], float | Refusal]
 _LEAST_S = 1e-9
 
 
-def judge_for(topology: Topology, policy: Policy = DEFAULT_POLICY) -> Judge:
-    """Seconds that fusing is predicted to save (above 0), or why not to fuse.
+def judge_for(topology: Topology, policy: Policy = DEFAULT_POLICY, tuned: Results | None = None) -> Judge:
+    """Seconds that fusing saves, as measured or else predicted (above 0), or why not to fuse.
 
-    With `fuse="always"` a predicted loss still counts as the smallest saving. A symbolic m is judged by all buckets.
+    With `fuse="always"` a loss still counts as the smallest saving. A symbolic m is judged by all buckets.
     """
 
     def judge(problem: Problem) -> float | Refusal:
-        summary = predict(problem, topology, policy)
+        summary = predict(problem, topology, policy, tuned)
         return max(summary.saving_s, _LEAST_S) if summary.refusal is None else summary.refusal
 
     return judge
@@ -43,10 +45,14 @@ class Prediction:
     refusal: Refusal | None
 
 
-def predict(problem: Problem, topology: Topology, policy: Policy = DEFAULT_POLICY) -> Prediction:
+def predict(
+    problem: Problem, topology: Topology, policy: Policy = DEFAULT_POLICY, tuned: Results | None = None
+) -> Prediction:
     """The decision, or for a symbolic m what the decisions of its buckets come to: fused where one of them gains."""
-    rows = BUCKETS if problem.m == 0 else (problem.m,)
-    decisions = [decide(at_bucket(problem, m) if problem.m == 0 else problem, topology, policy) for m in rows]
+    if problem.m:
+        decisions = [decide_measured(problem, topology, policy, tuned)]
+    else:
+        decisions = [decide_measured(at_bucket(problem, m), topology, policy, tuned, m) for m in BUCKETS]
     fused = [one for one in decisions if one.refusal is None]
     telling = fused or decisions
     middle = telling[len(telling) // 2]

@@ -15,12 +15,12 @@ from typing import Protocol
 
 from mkcompile.errors import MkcompileError
 from mkcompile.ops.problem import Problem
+from mkcompile.plan.buckets import at_bucket, entry_name
 from mkcompile.plan.candidates import Site, candidates
 from mkcompile.plan.decide import DEFAULT_POLICY, Policy, check, unfused_plan
 from mkcompile.plan.disk import Measured, Results, load_results, save_results
 from mkcompile.plan.exchange import AbsentRankError, Ranks
 from mkcompile.plan.plan import Plan
-from mkcompile.plan.table import at_bucket, entry_name
 from mkcompile.plan.topology import Topology
 
 _OK = "ok"
@@ -43,8 +43,9 @@ class Measurer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One candidate of one bucket."""
+    """One candidate of one bucket: of entry `entry` of the results; `problem` is of the bucket's bound."""
 
+    entry: str
     problem: Problem
     plan: Plan
 
@@ -78,7 +79,7 @@ def tune(request: Request, measurer: Measurer, ranks: Ranks, progress: Progress 
             item = wanted[index]
             if progress is not None:
                 progress(done, len(todo), f"{item.plan.name} m={item.problem.m}")
-            results.add(entry_name(item.problem), _measure(index, item, measurer, ranks))
+            results.add(item.entry, _measure(index, item, measurer, ranks))
             if ranks.rank == 0:
                 save_results(request.topology, results, request.folder)
         if progress is not None:
@@ -92,9 +93,9 @@ def _wanted(request: Request) -> list[Item]:
     """All candidates, the same list on every rank."""
     items: dict[str, list[Item]] = {}
     for problem in request.problems:
-        bound = at_bucket(problem, problem.m)
-        if entry_name(bound) not in items and check(bound, request.topology) is None:
-            items[entry_name(bound)] = [Item(problem=bound, plan=plan) for plan in _plans(bound, request)]
+        bound, entry = at_bucket(problem, problem.m), entry_name(problem)
+        if entry not in items and check(bound, request.topology) is None:
+            items[entry] = [Item(entry=entry, problem=bound, plan=plan) for plan in _plans(bound, request)]
     return [item for group in items.values() for item in group]
 
 
@@ -110,7 +111,7 @@ def _plans(problem: Problem, request: Request) -> list[Plan]:
 
 
 def _done(results: Results, item: Item) -> bool:
-    return results.has(entry_name(item.problem), item.plan)
+    return results.has(item.entry, item.plan)
 
 
 def _measure(index: int, item: Item, measurer: Measurer, ranks: Ranks) -> Measured:

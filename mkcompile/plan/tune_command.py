@@ -23,12 +23,12 @@ from rich.table import Table
 
 from mkcompile.errors import MkcompileError
 from mkcompile.ops.problem import Problem
+from mkcompile.plan.buckets import at_bucket, entry_name
 from mkcompile.plan.decide import Policy
 from mkcompile.plan.disk import Results, results_path
 from mkcompile.plan.exchange import Ranks
 from mkcompile.plan.reference import Maker, ReferenceMeasurer
 from mkcompile.plan.simulate.sweep import parse_site
-from mkcompile.plan.table import at_bucket, entry_name
 from mkcompile.plan.topology import PRESETS, Topology
 from mkcompile.plan.tune import Measurer, Request, tune
 
@@ -155,8 +155,8 @@ def results_table(problems: Sequence[Problem], results: Results) -> Table:
     table.add_column("time", justify="right")
     for problem in problems:
         bound = at_bucket(problem, problem.m)
-        best = results.best(entry_name(bound))
-        for one in results.entries.get(entry_name(bound), {}).values():
+        best = results.best(entry_name(problem))
+        for one in results.entries.get(entry_name(problem), {}).values():
             time_text = one.error if one.seconds is None else f"{one.seconds * 1e6:.1f}"
             mark = " *" if best is not None and one.plan == best.plan else ""
             size = f"{problem.operator} m<={bound.m} n={bound.n} k={bound.k}"

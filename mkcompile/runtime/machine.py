@@ -1,4 +1,4 @@
-"""Which machine to plan for. Every rank answers by itself, from what it sees of a homogeneous machine."""
+"""Which machine to plan for: what rank 0 told when the backend was entered, else what this rank sees of it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,36 @@ from mkcompile.config import settings
 from mkcompile.plan.decide import Policy
 from mkcompile.plan.topology import Topology, preset
 from mkcompile.runtime.probe import local_topology
+from mkcompile.runtime.published import Basis, Published, local
 from mkcompile.runtime.tactics import AVAILABLE
 
 PROBE = "probe"
+
+
+def enter(name: str) -> None:
+    """The backend is entered: where the machine is probed, rank 0 tells the others of it. All ranks come here.
+
+    Raises: OptionError for an unknown name; AbsentRankError where rank 0 does not come before the deadline.
+    """
+    if name != PROBE:
+        preset(name)
+    elif dist.is_initialized():
+        group = dist.group.WORLD
+        assert group is not None
+        _told_at_entry().of(group, own_basis)
+
+
+def basis_of(name: str) -> Basis:
+    """The machine of that name and what was measured on it, as far as all ranks know it; asks nobody.
+
+    Before the backend was entered that is the machine alone, homogeneous as it is: ranks may have different disks.
+    Raises: OptionError for an unknown name.
+    """
+    if name != PROBE:
+        return Basis(topology=preset(name))
+    group = dist.group.WORLD if dist.is_initialized() else None
+    told = _told_at_entry().known(group)
+    return Basis(topology=_machine(1 if group is None else group.size())) if told is None else told
 
 
 def topology_of(name: str) -> Topology:
@@ -23,14 +50,23 @@ def topology_of(name: str) -> Topology:
     Without CUDA it is a rehearsal: decisions are those of as many H200s, so that a laptop shows what a node would fuse.
     Raises: OptionError for an unknown name.
     """
-    world_size = dist.get_world_size() if dist.is_initialized() else 1
-    return preset(name) if name != PROBE else _machine(world_size)
+    return basis_of(name).topology
+
+
+def own_basis() -> Basis:
+    """What this rank would tell others: the machine, with the measurements on this rank's disk."""
+    return local(_machine(dist.get_world_size() if dist.is_initialized() else 1))
 
 
 def policy_of(name: str) -> Policy:
     """What may be fused there: on this host's GPUs what kernels exist for, elsewhere what the planner knows."""
     is_here = name == PROBE and torch.cuda.is_available()
     return Policy(reserve_sms=settings().sm_reserve, available=AVAILABLE if is_here else None)
+
+
+@cache
+def _told_at_entry() -> Published:
+    return Published(topic="entry")
 
 
 @cache

@@ -1,36 +1,68 @@
-"""Tile and schedule of a launch: from the planner's plan, or by the kernels' own model where there is no planner."""
+"""Kernel, tile and schedule of a launch: the planner's plan in the kernels' terms."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from mkcompile.ops.groups import find
+from mkcompile.ops.registry import Call
+from mkcompile.plan.decide import Policy
+from mkcompile.plan.key import fuse_of
 from mkcompile.plan.plan import Plan
-from mkcompile.plan.table import PlanTable
-from mkcompile.runtime.form import Form, Reduction
+from mkcompile.runtime.agree import Agreement
+from mkcompile.runtime.form import Form
 from mkcompile.runtime.kernel_config import TILES, KernelConfig
-from mkcompile.runtime.tile_schedule import TileSchedule, choose_schedule, choose_tile
+from mkcompile.runtime.published import Basis, Published
+from mkcompile.runtime.tile_schedule import TileSchedule
 
 #: Kernels that the launcher has, for the planner's policy.
 AVAILABLE = frozenset({"gemm_reduce_scatter/push", "gemm_all_reduce/staged"})
 
 Tactic = tuple[KernelConfig, TileSchedule]
 #: By what all ranks share; the last argument is the largest grid. None: the reference computes the call.
-Tactics = Callable[[Reduction, Form, int], Tactic | None]
+Tactics = Callable[[Call, Form, int], Tactic | None]
 
 
-def modelled(call: Reduction, form: Form, max_grid: int) -> Tactic:
-    """By the model that the kernels were measured with; always a kernel."""
-    config = choose_tile(form.config, form.size, max_grid)
-    return config, choose_schedule(config, form.size, max_grid)
+class Planned:
+    """By the planner, from what the group's rank 0 has told; the ranks compare the plan before it is launched.
+
+    A call's plan key says by which policy: `auto` leaves to the reference what would gain nothing; what was called by
+    hand gets the best kernel there is.
+    """
+
+    def __init__(self, own: Callable[[], Basis], agreement: Agreement | None = None) -> None:
+        """`own`: what this process tells the groups whose rank 0 it is."""
+        self._own = own
+        self._agreement = agreement or Agreement()
+        self._published = Published(topic="launch")
+
+    def __call__(self, call: Call, form: Form, max_grid: int) -> Tactic | None:
+        """Collective where the problem is new.
+
+        Raises: AbsentRankError for a rank 0 that does not come; PlanMismatchError, with the ranks whose plans differ.
+        """
+        plan = self.plan(call, max_grid)
+        name = f"plan of {call.problem().key()}"
+        self._agreement.reach(call.group, (name, plan), f"{name}, m={call.problem().m}: {plan.to_json()}")
+        return from_plan(form, plan, max_grid)
+
+    def plan(self, call: Call, max_grid: int) -> Plan:
+        """The plan of a call on a grid of at most so many blocks."""
+        basis = self._published.of(find(call.group), self._own)
+        reserve = max(0, basis.topology.gpu.num_sms - max_grid)
+        policy = Policy(fuse=fuse_of(call.plan_key), reserve_sms=reserve, available=AVAILABLE)
+        return basis.table(policy).launch(call.problem())
 
 
-def planned(table: PlanTable) -> Tactics:
-    """By the planner's table, which is the same on every rank."""
+class Given:
+    """By plans that are named in the calls' plan keys: what `tune` measures."""
 
-    def tactics(call: Reduction, form: Form, max_grid: int) -> Tactic | None:
-        return from_plan(form, table.plan(call.problem()), max_grid)
+    def __init__(self, plans: Mapping[str, Plan]) -> None:
+        self._plans = plans
 
-    return tactics
+    def __call__(self, call: Call, form: Form, max_grid: int) -> Tactic | None:
+        """Raises: KeyError for a plan that was not given."""
+        return from_plan(form, self._plans[call.plan_key], max_grid)
 
 
 def from_plan(form: Form, plan: Plan, max_grid: int) -> Tactic | None:

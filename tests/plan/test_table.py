@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mkcompile.plan import PRESETS, UNFUSED, PlanTable, Policy, Refusal, judge_for, predict
-from mkcompile.plan.table import BUCKETS, MAX_ROWS, at_bucket, bucket
+from mkcompile.plan.buckets import BUCKETS, MAX_ROWS, at_bucket, bucket
 from tests.plan.problems import OPERATORS, problem
 
 PAIR = PRESETS["2xh200"]

@@ -16,7 +16,7 @@ from mkcompile.ops.problem import Problem
 from mkcompile.plan import PRESETS, UNFUSED, Plan, PlanTable, Policy, tune_command
 from mkcompile.plan.disk import Results, load_results, results_path
 from mkcompile.plan.exchange import Ranks
-from mkcompile.plan.table import entry_name
+from mkcompile.plan.buckets import entry_name
 from mkcompile.plan.tune import Request, TuneError, tune
 from tests.plan.problems import problem
 from tests.spawn import Outcomes, run_cases
@@ -85,9 +85,9 @@ def test_table_prefers_measurements(tmp_path: Path) -> None:
     results = on_two_ranks([slow_kernels, FakeMeasurer(seconds=by_variant)], tmp_path)[0]
     assert isinstance(results, Results)
     assert PlanTable(topology=PAIR).plan(PROBLEMS[0]).fused
-    assert not PlanTable(topology=PAIR, measured=results.plans()).plan(PROBLEMS[0]).fused
+    assert not PlanTable(topology=PAIR, tuned=results).plan(PROBLEMS[0]).fused
     other_bucket = replace(PROBLEMS[0], m=128)
-    assert PlanTable(topology=PAIR, measured=results.plans()).plan(other_bucket).fused
+    assert PlanTable(topology=PAIR, tuned=results).plan(other_bucket).fused
 
 
 def test_second_run_measures_nothing(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def tune_reference(rank: int, world_size: int) -> tuple[str, list[str], str]:
     with tempfile.TemporaryDirectory() as folder:
         request = Request(problems=problems, topology=PRESETS["cpu"], folder=Path(folder))
         results = tune(request, measurer, ranks)
-    table = PlanTable(topology=PRESETS["cpu"], policy=Policy(fuse="always"), measured=results.plans())
+    table = PlanTable(topology=PRESETS["cpu"], policy=Policy(fuse="always"), tuned=results)
     return results.to_json(), sorted(results.plans()), table.plan(problems[0]).variant
 
 

@@ -13,12 +13,16 @@ from mkcompile.ops.all_gather_gemm import AllGatherGemm
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
 from mkcompile.ops.registry import Call
-from mkcompile.plan.decide import Policy
+from mkcompile.plan.buckets import entry_name
+from mkcompile.plan.candidates import Site, candidates
+from mkcompile.plan.decide import Policy, unfused_plan
+from mkcompile.plan.disk import Measured, Results
 from mkcompile.plan.table import PlanTable
 from mkcompile.plan.topology import preset
 from mkcompile.runtime import abi
 from mkcompile.runtime.launcher import Launcher
-from mkcompile.runtime.tactics import AVAILABLE, planned
+from mkcompile.runtime.published import Basis
+from mkcompile.runtime.tactics import AVAILABLE, Planned
 from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
 
 GROUP = "0"
@@ -191,7 +195,7 @@ def test_a_capture_without_warm_up_says_to_warm_up(launcher: Launcher, platform:
     platform.fake_streams.capturing = 1
     assert launcher(all_reduce(m=4096, n=4096)) is not None
     with pytest.raises(WorkspaceError, match="new workspace; warm up first"):
-        launcher(all_reduce(m=8192, n=16384))
+        launcher(all_reduce(m=16384, n=16384))
 
 
 def test_growth_retires_the_old_workspace_and_its_launches(
@@ -252,15 +256,33 @@ def test_a_stall_inside_a_kernel_is_an_error_of_its_own(launcher: Launcher, plat
         launcher(all_reduce())
 
 
-def test_the_planner_may_leave_a_size_unfused_or_choose_its_tile(
-    platform: FakePlatform, fake_driver: FakeDriver
+def test_the_planner_chooses_kernel_and_schedule_and_may_leave_a_size_unfused(
+    launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver
 ) -> None:
-    table = PlanTable(topology=preset("2xh200"), policy=Policy(available=AVAILABLE))
+    large, small = all_reduce(m=8192, n=8192, k=3584), all_reduce(m=1, n=64, k=64)
+    compiled = {"auto": "auto;key", "always": "always;key", "by hand": ""}
+    assert launcher(replace(large, plan_key=compiled["auto"])) is not None
+    assert launcher(replace(small, plan_key=compiled["auto"])) is None
+    assert launcher(replace(small, plan_key=compiled["always"])) is not None
+    assert launcher(replace(small, plan_key=compiled["by hand"])) is not None
+    table = PlanTable(topology=preset("2xh200"), policy=Policy(reserve_sms=4, available=AVAILABLE))
+    plan = table.launch(large.problem())
+    assert (platform.loaded[0].block_m, platform.loaded[0].block_n) == (plan.tile.rows, plan.tile.columns)
+    assert fake_driver.grids[0] == plan.grid and fake_driver.launches[0].lag == plan.lag
+
+
+def test_measurements_of_rank_0_go_before_predictions(platform: FakePlatform, fake_driver: FakeDriver) -> None:
+    call = all_reduce(m=8192, n=8192, k=3584, plan_key="auto;key")
+    topology, tuned = preset("2xh200"), Results()
+    site = Site(problem=call.problem(), topology=topology, reserve_sms=4)
+    slow = next(one.plan for one in candidates(site) if one.plan.name == "gemm_all_reduce/staged/64x64x64")
+    tuned.add(entry_name(call.problem()), Measured(plan=slow, seconds=1e-3))
+    tuned.add(entry_name(call.problem()), Measured(plan=unfused_plan(call.problem(), topology), seconds=2e-3))
     with lone_group():
-        launcher = Launcher(platform, planned(table))
-        assert launcher(all_reduce(m=8192, n=8192, k=3584)) is not None
-        assert launcher(all_reduce(m=1, n=64, k=64)) is None
-    (config,) = platform.loaded
-    plan = table.plan(all_reduce(m=8192, n=8192, k=3584).problem())
-    assert (config.block_m, config.block_n) == (plan.tile.rows, plan.tile.columns)
-    assert fake_driver.grids == [plan.grid] and fake_driver.launches[0].lag == plan.lag
+        launcher = Launcher(platform, Planned(lambda: Basis(topology=topology, tuned=tuned)))
+        assert launcher(call) is not None
+        assert (platform.loaded[0].block_m, platform.loaded[0].block_n) == (64, 64)
+    tuned.add(entry_name(call.problem()), Measured(plan=unfused_plan(call.problem(), topology), seconds=0.5e-3))
+    with lone_group():
+        launcher = Launcher(platform, Planned(lambda: Basis(topology=topology, tuned=tuned)))
+        assert launcher(call) is None, "the unfused sequence was faster"
