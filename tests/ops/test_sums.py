@@ -1,0 +1,72 @@
+"""The references' sums: each partial is rounded once for the way, the sum once, in rank order, alike on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from mkcompile.ops.gemm_all_reduce import GemmAllReduce
+from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
+from tests.captured import assert_same_values, capture, fake_group
+from tests.lockstep import World, run
+from tests.regions import all_reduce
+
+GROUP = "0"
+# In bfloat16 and after every addition rounded, these come to 256; their sum is 259, which rounds to 260.
+PARTIALS = (256.0, 1.0, 1.0, 1.0)
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+@pytest.fixture(params=[2, 3, 4], autouse=True)
+def world_size(request: pytest.FixtureRequest) -> Iterator[int]:
+    with fake_group(request.param):
+        yield request.param
+
+
+def operands(rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A product whose every element is this rank's partial, times a number for each column."""
+    scale = 1.0 if dtype is torch.bfloat16 else 8.0  # as coarse as bfloat16 there
+    x_MK = torch.zeros(12, 8, dtype=dtype)
+    x_MK[:, 0] = PARTIALS[rank] * scale
+    return x_MK, torch.ones(8, 7, dtype=dtype) * torch.tensor([1, 2, 4, 8, 1, 2, 4], dtype=dtype)
+
+
+def wanted(world_size: int, dtype: torch.dtype, reduce_op: str) -> Tensor:
+    partials = [torch.mm(*operands(rank, dtype)).float() for rank in range(world_size)]
+    total = torch.stack(partials).double().sum(0)
+    return (total / world_size if reduce_op == "avg" else total).float().to(dtype)
+
+
+@pytest.mark.parametrize("reduce_op", ["sum", "avg"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_ranks_get_the_sum_rounded_once(world_size: int, dtype: torch.dtype, reduce_op: str) -> None:
+    def reduce(x_MK: Tensor, w_KN: Tensor) -> Tensor:
+        return GemmAllReduce([x_MK], [w_KN], None, reduce_op, world_size, GROUP, "").reference()
+
+    for result in run(World(world_size), reduce, lambda rank: operands(rank, dtype)):
+        assert torch.equal(result, wanted(world_size, dtype, reduce_op))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scattered_sums_are_rounded_once(world_size: int, dtype: torch.dtype) -> None:
+    def reduce(x_MK: Tensor, w_KN: Tensor) -> Tensor:
+        return GemmReduceScatter([x_MK], [w_KN], None, [12, 7], 0, "sum", world_size, GROUP, "").reference()
+
+    results = run(World(world_size), reduce, lambda rank: operands(rank, dtype))
+    assert torch.equal(torch.cat(results), wanted(world_size, dtype, "sum"))
+
+
+def test_a_reduction_in_float32_keeps_its_bits_when_it_is_fused(world_size: int) -> None:
+    def function(x_MK: Tensor, w_KN: Tensor) -> Tensor:
+        return all_reduce((x_MK @ w_KN).float(), GROUP).bfloat16()
+
+    (graph,) = capture(function, *operands(0, torch.bfloat16))
+    assert graph.calls["gemm_all_reduce"] == 1 and not graph.left
+    before = run(World(world_size), graph.before, lambda rank: operands(rank, torch.bfloat16))
+    after = run(World(world_size), graph.after, lambda rank: operands(rank, torch.bfloat16))
+    for one, other in zip(before, after, strict=True):
+        assert torch.equal(one[0], other[0])
+    assert_same_values(graph, world_size)
