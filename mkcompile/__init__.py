@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from mkcompile import ops
 from mkcompile.config import Options
-from mkcompile.runtime.wiring import install
+from mkcompile.runtime.wiring import check, install
 
 if TYPE_CHECKING:
     from mkcompile.backend import FusionPass
     from mkcompile.inspect.explain import explain
 
 __version__ = "0.1.0"
-__all__ = ["FusionPass", "Options", "__version__", "explain", "ops"]
+__all__ = ["FusionPass", "Options", "__version__", "check", "explain", "ops"]
 
 # Loaded on first use: they import Inductor, which calls by hand do not need.
 _LAZY = {"FusionPass": "mkcompile.backend", "explain": "mkcompile.inspect.explain"}

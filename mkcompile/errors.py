@@ -41,6 +41,12 @@ class LaunchOrderError(MkcompileError, RuntimeError):
     """A launch found its workspace in use by another launch that has not finished."""
 
 
+class LaunchMismatchError(MkcompileError, RuntimeError):
+    """Two ranks of one group came to the same place in the order of launches with different launches: one has skipped
+    a call, or made another one.
+    """
+
+
 class KernelFaultError(MkcompileError, RuntimeError):
     """A fused kernel stopped through a fault of its own; the CUDA context is lost. Please report it."""
 

@@ -49,6 +49,7 @@ struct alignas(64) LaunchArguments {
   u32 out_stride;    ///< elements between rows of the result
   u32 identity;       ///< hash of all that the ranks of one launch must agree on
   u32 is_captured;    ///< launched by the replay of a graph
+  u32 trace_blocks;   ///< blocks that have rings
   u32 trace_records;  ///< records in each ring
   u32 trace_launch;   ///< what records of this launch are marked with
 };

@@ -17,7 +17,7 @@ struct Trace {
   MK_DEVICE Trace(const LaunchArguments& args, u32 lane_index, bool writes = true) : args(args) {
     if constexpr (kTrace) {
       const u64 slots = (u64)(blockIdx.x * kTraceLanes + lane_index) * (args.trace_records + 1);
-      if (writes && args.trace != 0) lane = reinterpret_cast<TraceRecord*>(args.trace) + slots;
+      if (writes && blockIdx.x < args.trace_blocks) lane = reinterpret_cast<TraceRecord*>(args.trace) + slots;
     }
   }
 

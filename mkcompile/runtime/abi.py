@@ -100,6 +100,7 @@ class KernelArguments(ctypes.Structure):
         ("out_stride", ctypes.c_uint32),
         ("identity", ctypes.c_uint32),
         ("is_captured", ctypes.c_uint32),
+        ("trace_blocks", ctypes.c_uint32),
         ("trace_records", ctypes.c_uint32),
         ("trace_launch", ctypes.c_uint32),
     )

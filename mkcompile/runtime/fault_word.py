@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mkcompile.errors import LaunchOrderError, MkcompileError, PeerTimeoutError, WaitReport
 from mkcompile.runtime import abi, driver
+from mkcompile.runtime.faults import error_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,38 +30,11 @@ class FaultWord:
         report = abi.FaultReport.from_address(self.address)
         return ", ".join(f"{name[0]}={getattr(report, name[0])}" for name in abi.FaultReport._fields_)
 
-    def check(self) -> None:
-        """Raise what the device reported, if it did.
+    def check(self, described: Mapping[int, str] | None = None) -> None:
+        """Raise what the device reported, if it did, with ranks as the launch numbered them.
 
-        Raises: PeerTimeoutError, LaunchOrderError, MkcompileError.
+        Raises: as `faults.FaultBoard.check`.
         """
         report = abi.FaultReport.from_address(self.address)
         if report.code != abi.NO_FAULT:
-            raise to_error(report)
-
-
-def to_error(report: abi.FaultReport) -> MkcompileError:
-    """The exception for a report, with ranks as the launch numbered them."""
-    operator, role = abi.OPERATORS[report.op], abi.ROLES[report.role]
-    if report.code == abi.PEER_TIMEOUT:
-        return PeerTimeoutError(
-            WaitReport(
-                operator=operator,
-                rank=report.rank,
-                peer=report.peer,
-                role=role,
-                tile=report.tile,
-                expected=report.expected,
-                seen=report.seen,
-                waited_s=report.waited_ns / 1e9,
-            )
-        )
-    if report.code == abi.LAUNCH_ORDER:
-        return LaunchOrderError(
-            f"{operator}: rank {report.rank} launched on a workspace that another launch was still using (block "
-            f"{report.block} was number {report.seen} of {report.expected})"
-        )
-    return MkcompileError(
-        f"a fused kernel stalled in its {role} role (block {report.block}, detail {report.seen:#x}); this is a "
-        f"defect of mkcompile, please report it"
-    )
+            raise error_of(report, (), described or {})

@@ -7,10 +7,12 @@ than a microsecond, so every operator call looks.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mkcompile.errors import (
     KernelFaultError,
+    LaunchMismatchError,
     LaunchOrderError,
     MkcompileError,
     PeerTimeoutError,
@@ -18,10 +20,14 @@ from mkcompile.errors import (
     WorkspaceError,
 )
 from mkcompile.runtime import abi
+from mkcompile.runtime.identity import LaunchIdentity
 
 # A report has 48 bytes; one cache line each, so that two devices never share one.
 _SLOT_BYTES = 64
 _WORDS = _SLOT_BYTES // 4
+# Launches whose description is kept, for the text of a mismatch.
+_MAX_DESCRIBED = 4096
+_CAPTURE_ANEW = "Capture graphs of this group anew before you replay them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +56,7 @@ class FaultBoard:
     """All fault reports of this process."""
 
     memory: HostMemory
+    _described: dict[int, str] = field(init=False, default_factory=dict)
     _words: memoryview = field(init=False)
     _slots: dict[int, FaultSlot] = field(init=False, default_factory=dict)
     _code_words: tuple[int, ...] = field(init=False, default=())
@@ -76,11 +83,19 @@ class FaultBoard:
         del self._slots[slot.index]
         self._watch()
 
+    def describe(self, identity: LaunchIdentity) -> None:
+        """Remember what a launch is, so that an error can say it."""
+        if len(self._described) >= _MAX_DESCRIBED:
+            self._described.clear()
+        self._described[identity.number] = identity.text
+
     def _watch(self) -> None:
         self._code_words = tuple(index * _WORDS for index in self._slots)
 
     def check(self) -> None:
-        """Raises: what a launch has reported, once: PeerTimeoutError, LaunchOrderError, KernelFaultError."""
+        """Raises: what a launch has reported, once: PeerTimeoutError, LaunchMismatchError, LaunchOrderError,
+        KernelFaultError; WorkspaceError for a graph that was replayed after any of them.
+        """
         words = self._words
         for at in self._code_words:
             if words[at]:
@@ -91,17 +106,30 @@ class FaultBoard:
         report = abi.FaultReport.from_buffer_copy(ctypes.string_at(slot.address, ctypes.sizeof(abi.FaultReport)))
         ctypes.memset(slot.address, 0, _SLOT_BYTES)
         slot.failed = True
-        return error_of(report, slot.ranks)
+        return error_of(report, slot.ranks, self._described)
 
 
-def error_of(report: abi.FaultReport, ranks: tuple[int, ...]) -> MkcompileError:
-    """The typed error of a report; `ranks` are the group's ranks as numbered in the whole job."""
+def error_of(report: abi.FaultReport, ranks: tuple[int, ...], described: Mapping[int, str]) -> MkcompileError:
+    """The typed error of a report; `ranks` are the group's ranks as numbered in the whole job, `described` the launches
+    that this process knows by identity.
+    """
     operator, rank = _name(abi.OPERATORS, report.op), _rank(ranks, report.rank)
     if report.code == abi.LAUNCH_ORDER:
         return LaunchOrderError(
             f"{operator}: on rank {rank} a launch found the workspace of its group in use by another launch that had "
             "not finished. A CUDA graph was replayed beside other work of the same group: replay it on the stream of "
-            "that work, or make one wait for the other. Capture graphs of this group anew before you replay them"
+            f"that work, or make one wait for the other. {_CAPTURE_ANEW}"
+        )
+    if report.code == abi.LAUNCH_MISMATCH:
+        return LaunchMismatchError(
+            f"rank {rank} and rank {_rank(ranks, report.peer)} are not at the same launch: rank {rank} launched "
+            f"{_describe(described, report.expected)}; rank {_rank(ranks, report.peer)} launched "
+            f"{_describe(described, report.seen)}. One of them has skipped a call or made another one"
+        )
+    if report.code == abi.REPLAY_AFTER_FAULT:
+        return WorkspaceError(
+            f"{operator}: on rank {rank} a CUDA graph was replayed on a workspace that had failed (code "
+            f"{report.seen}): its results have no meaning. {_CAPTURE_ANEW}"
         )
     if report.code == abi.PEER_TIMEOUT:
         return PeerTimeoutError(
@@ -120,6 +148,10 @@ def error_of(report: abi.FaultReport, ranks: tuple[int, ...]) -> MkcompileError:
         f"{operator}: on rank {rank} block {report.block} ({_name(abi.ROLES, report.role)}) failed by itself "
         f"(code {report.code}, detail {report.seen})"
     )
+
+
+def _describe(described: Mapping[int, str], identity: int) -> str:
+    return described.get(identity, f"what this rank has never launched (identity {identity:#010x})")
 
 
 def _name(names: tuple[str, ...], index: int) -> str:

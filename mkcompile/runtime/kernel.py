@@ -17,11 +17,12 @@ from functools import lru_cache
 
 from mkcompile.config import settings
 from mkcompile.errors import OperatorInputError
-from mkcompile.runtime import abi, driver, nvrtc, sources, tensor_map
+from mkcompile.runtime import abi, driver, identity, nvrtc, sources, tensor_map
 from mkcompile.runtime.kernel_cache import KernelCache, entry_key
 from mkcompile.runtime.kernel_config import BLOCK_K, NUM_THREADS, KernelConfig
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule
+from mkcompile.runtime.trace.record import Recorder
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
 ARCHITECTURE = "sm_90a"
@@ -56,6 +57,7 @@ class PeerTable:
     the first launch on any rank. `outs` are the addresses of the results for `broadcast="direct"`, or their common
     multicast address. `fault_address` is
     an `abi.FaultReport` in host memory that the device can write.
+    `group`: the ranks as numbered in the whole job, where they have such numbers.
     Units: `timeout_s` seconds that a wait for a peer may last.
     """
 
@@ -66,6 +68,7 @@ class PeerTable:
     timeout_s: float
     outs: tuple[int, ...] = ()
     multicast: int = 0
+    group: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.workspaces) != self.layout.world or not 0 <= self.rank < self.layout.world:
@@ -79,6 +82,7 @@ class LaunchArguments:
     Shapes: terms[i] is (a_MK, weight_NK or weight_KN by the kernel's layout); the GEMM sums over them. out is [m, n],
     for reduce-scatter this rank's [m / world, n]. A reduce-scatter whose rows are [segments, world, rows] in memory
     says how many `segments` there are. bias [n] is added to this rank's product (0: none). `scale` multiplies the sum.
+    A kernel that was compiled to be traced writes into `trace`.
     """
 
     terms: tuple[tuple[Matrix, Matrix], ...]
@@ -88,6 +92,7 @@ class LaunchArguments:
     bias: int = 0
     segments: int = 1
     scale: float = 1.0
+    trace: Recorder | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.terms) <= abi.MAX_TERMS:
@@ -154,6 +159,18 @@ def _check_arguments(config: KernelConfig, arguments: LaunchArguments) -> None:
     outs_needed = {"direct": size.world, "multicast": 1}.get(config.broadcast, 0)
     if arguments.peers is not None and len(arguments.peers.outs) != outs_needed:
         raise OperatorInputError(f"broadcast={config.broadcast!r} needs the addresses of {outs_needed} results")
+    if config.streams:
+        _check_split(config, arguments)
+
+
+def _check_split(config: KernelConfig, arguments: LaunchArguments) -> None:
+    """Blocks of a cluster exchange once in a launch, and each has something to multiply."""
+    grid, split, tiles = arguments.schedule.grid, config.split, arguments.size.tiles(config)
+    k_blocks = sum(-(-a.columns // BLOCK_K) for a, _ in arguments.terms)
+    if grid % split or (split > 1 and tiles * split > grid) or k_blocks < split:
+        raise OperatorInputError(
+            f"{tiles} tiles and {k_blocks} blocks of k for clusters of {split} in a grid of {grid}"
+        )
 
 
 def _fill_maps(packed: abi.KernelArguments, config: KernelConfig, arguments: LaunchArguments) -> None:
@@ -169,6 +186,9 @@ def _fill_maps(packed: abi.KernelArguments, config: KernelConfig, arguments: Lau
         ctypes.memmove(packed.a[i], a_map, len(a_map))
         ctypes.memmove(packed.weight[i], weight_map, len(weight_map))
     out = arguments.out
+    packed.out_address, packed.out_stride = out.pointer, out.stride
+    if config.streams:
+        return
     rows = out.rows // arguments.segments
     outs = arguments.peers.outs if arguments.peers else ()
     for target, pointer in [(packed.out, out.pointer), *zip(packed.peer_out, outs, strict=False)]:
@@ -186,10 +206,14 @@ def _fill_peers(packed: abi.KernelArguments, config: KernelConfig, arguments: La
     if peers is None:
         return
     layout = peers.layout
-    tiles = arguments.size.tiles_per_owner(config)
-    slots = layout.slots_for(config, tiles)
-    if slots.slots < tiles:  # a ring: what an own tile frees must come before the push that needs it
-        packed.lag = min(packed.lag, slots.slots - 1)
+    if config.streams:
+        layout.require_mailbox(config, arguments.size.tiles(config))
+    else:
+        tiles = arguments.size.tiles_per_owner(config)
+        slots = layout.slots_for(config, tiles)
+        if slots.slots < tiles:  # a ring: what an own tile frees must come before the push that needs it
+            packed.lag = min(packed.lag, slots.slots - 1)
+        packed.slots, packed.final_offset = slots.slots, slots.final_offset
     packed.rank, packed.world = peers.rank, layout.world
     for rank, address in enumerate(peers.workspaces):
         packed.workspace[rank] = address
@@ -197,8 +221,8 @@ def _fill_peers(packed: abi.KernelArguments, config: KernelConfig, arguments: La
     packed.fault = peers.fault_address
     packed.deadline_ns = int(peers.timeout_s * 1e9)
     packed.region_offset, packed.region_bytes = layout.region_offset, layout.region_bytes
+    packed.mailbox_offset, packed.mailbox_bytes = layout.mailbox_offset, layout.mailbox_bytes
     packed.max_tiles = layout.max_tiles
-    packed.slots, packed.final_offset = slots.slots, slots.final_offset
 
 
 class PreparedLaunch:
@@ -218,25 +242,41 @@ class PreparedLaunch:
         packed.bias, packed.scale = arguments.bias, arguments.scale
         owners = size.world if config.operator == "gemm_reduce_scatter" else 1
         packed.segment_rows = size.m // (arguments.segments * owners)
-        if config.reduces and schedule.lag < 1:
+        if config.reduces and not config.streams and schedule.lag < 1:
             raise OperatorInputError("an operator with peers needs a lag of at least one tile")
         _fill_maps(packed, config, arguments)
         _fill_peers(packed, config, arguments)
+        self.identity = identity.of_launch(config, packed)
+        packed.identity = self.identity.number
+        if config.trace and arguments.trace is not None:
+            group = arguments.peers.group if arguments.peers else ()
+            arguments.trace.stamp(packed, f"{self.identity.text}, grid {schedule.grid}", group)
         self._kernel = kernel
-        self._attribute = driver.cooperative_attribute()
+        attributes = self._launch_attributes(config)
+        self._attributes = (driver.LaunchAttribute * max(1, len(attributes)))(*attributes)
         launch_config = driver.LaunchConfig(
             grid=(schedule.grid, 1, 1),
             block=(NUM_THREADS, 1, 1),
             shared_bytes=config.shared_bytes,
-            attributes=ctypes.pointer(self._attribute),
-            num_attributes=1 if config.reduces else 0,
+            attributes=ctypes.cast(self._attributes, ctypes.POINTER(driver.LaunchAttribute)),
+            num_attributes=len(attributes),
         )
         self._take(packed, launch_config)
+
+    @staticmethod
+    def _launch_attributes(config: KernelConfig) -> list[driver.LaunchAttribute]:
+        """Blocks of a streaming kernel wait only for the same block of a peer, and those before it always end: not all
+        need be resident at once. Source: docs/decisions/306-few-rows.md.
+        """
+        if config.streams:
+            return [driver.cluster_attribute(config.split)] if config.split > 1 else []
+        return [driver.cooperative_attribute()] if config.reduces else []
 
     def _take(self, packed: abi.KernelArguments, launch_config: driver.LaunchConfig) -> None:
         """The call's arguments as ctypes takes them without a conversion."""
         self._packed, self._config = packed, launch_config
         self._stream = 0
+        self._captured = False
         self._launch = driver.library().cuLaunchKernelEx
         self._config_reference = ctypes.byref(launch_config)
         self._function = self._kernel.function
@@ -248,24 +288,29 @@ class PreparedLaunch:
         `addresses`: of all a, all weights, the result, and the bias if there is one, each a multiple of 16.
         """
         twin = object.__new__(PreparedLaunch)
-        twin._kernel, twin._attribute = self._kernel, self._attribute
+        twin._kernel, twin._attributes, twin.identity = self._kernel, self._attributes, self.identity
         launch_config = driver.LaunchConfig.from_buffer_copy(self._config)
         launch_config.stream = 0
         twin._take(abi.new_arguments(), launch_config)
         packed, base, terms = twin._packed, ctypes.addressof(twin._packed), self._packed.terms
         ctypes.memmove(base, ctypes.addressof(self._packed), ctypes.sizeof(packed))
+        packed.is_captured = False
         for i in range(terms):
             tensor_map.move(base + _A_OFFSET + i * abi.TENSOR_MAP_BYTES, addresses[i])
             tensor_map.move(base + _WEIGHT_OFFSET + i * abi.TENSOR_MAP_BYTES, addresses[terms + i])
-        tensor_map.move(base + _OUT_OFFSET, addresses[2 * terms])
+        packed.out_address = addresses[2 * terms]
+        if not self._kernel.config.streams:
+            tensor_map.move(base + _OUT_OFFSET, addresses[2 * terms])
         packed.bias = addresses[-1] if self._kernel.config.has_bias else 0
         return twin
 
-    def run(self, stream: int) -> None:
-        """Enqueue it on a stream of the kernel's device, which must be current.
+    def run(self, stream: int, captured: bool = False) -> None:
+        """Enqueue it on a stream of the kernel's device, which must be current; `captured`: into a graph.
 
         Raises: DriverError.
         """
+        if captured != self._captured:
+            self._captured = self._packed.is_captured = captured
         if stream != self._stream:
             self._stream = self._config.stream = stream
         code = self._launch(self._config_reference, self._function, self._parameters, None)

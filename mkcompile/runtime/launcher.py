@@ -36,6 +36,7 @@ from mkcompile.runtime.machine import own_basis
 from mkcompile.runtime.operation import GROUP, Device, Group, Operation
 from mkcompile.runtime.platform import CudaPlatform, Platform
 from mkcompile.runtime.tactics import Planned, Tactics
+from mkcompile.runtime.trace.record import RankTrace, Recorder
 from mkcompile.runtime.workspace import WARM_UP_FIRST, Demand, GroupWorkspace
 
 _LOG = logging.getLogger(__name__)
@@ -53,9 +54,13 @@ class _Unfused:
 class Launcher(ShortcutLauncher):
     """All fused launches of this process. Called with every operator call; None leaves it to the reference."""
 
-    def __init__(self, platform: Platform | None = None, tactics: Tactics | None = None) -> None:
+    def __init__(
+        self, platform: Platform | None = None, tactics: Tactics | None = None, trace: bool | None = None
+    ) -> None:
+        """`trace`: kernels write their timelines; None: as the settings say."""
         self._platform: Platform = platform or CudaPlatform()
         self._tactics: Tactics = tactics or Planned(own_basis)
+        self._trace = settings().trace if trace is None else trace
         self._devices: dict[torch.device, Device] = {}
         self._groups: dict[tuple[str, torch.device], Group] = {}
         self._operations: dict[Hashable, Operation | _Unfused] = {}
@@ -112,6 +117,21 @@ class Launcher(ShortcutLauncher):
         operation.group.workspace.board.check()
         return operation.run(x, w, bias)
 
+    def check(self) -> None:
+        """Raises: what launches have reported so far, as the next operator call would."""
+        if self._board is not None:
+            self._board.check()
+
+    def traces(self, rank: int) -> list[RankTrace]:
+        """What the kernels of each device have recorded; empty where nothing is traced. The devices must be idle."""
+        return [one.recorder.read(rank) for one in self._devices.values() if one.recorder is not None]
+
+    def clear_traces(self) -> None:
+        """Forget what was recorded."""
+        for one in self._devices.values():
+            if one.recorder is not None:
+                one.recorder.clear()
+
     def held_bytes(self) -> int:
         """Symmetric memory that this process holds, over all groups."""
         return sum(group.workspace.held_bytes for group in self._groups.values())
@@ -140,6 +160,7 @@ class Launcher(ShortcutLauncher):
             _LOG.info("%s of %s runs unfused: no gain is predicted", call.NAME, form.size)
             return _Unfused(group.workspace.exchange.group)
         config, schedule = tactic
+        config = replace(config, trace=self._trace)
         return Operation(
             form=replace(form, config=config),
             kernel=self._kernel(config, device),
@@ -160,6 +181,7 @@ class Launcher(ShortcutLauncher):
                 max_grid=max_grid,
                 chain=LaunchChain(self._platform.streams(device)),
                 host=self._platform.host(device),
+                recorder=Recorder(device=device, num_blocks=self._platform.num_sms(device)) if self._trace else None,
             )
         return found
 

@@ -20,6 +20,7 @@ from mkcompile.runtime.kernel import LaunchArguments, LoadedKernel, PreparedLaun
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.tile_schedule import TileSchedule
+from mkcompile.runtime.trace.record import Recorder
 from mkcompile.runtime.workspace import Demand, GroupWorkspace, Workspace
 
 _Tensors = tuple[Sequence[Tensor], Sequence[Tensor], Tensor | None, Tensor]
@@ -31,12 +32,15 @@ _MAX_LAUNCHES = 256
 
 @dataclass(slots=True, kw_only=True)
 class Device:
-    """One device: its chain of launches, the lock that guards it, and the kernels that are on it."""
+    """One device: its chain of launches, the lock that guards it, the kernels that are on it, and where they write
+    their timeline.
+    """
 
     device: torch.device
     max_grid: int
     chain: LaunchChain
     host: Host
+    recorder: Recorder | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     kernels: dict[KernelConfig, LoadedKernel] = field(default_factory=dict)
 
@@ -99,9 +103,9 @@ class Operation:
                 self._bind(capture != 0)
             launch = self.launches.get(addresses)
             if launch is None:
-                self._launch_new((x, w, bias, out), addresses, stream)
+                self._launch_new((x, w, bias, out), addresses, stream, capture != 0)
             else:
-                launch.run(stream)
+                launch.run(stream, capture != 0)
             device.chain.leave(stream, capture)
         return out
 
@@ -112,11 +116,11 @@ class Operation:
             self.launches.clear()
             self.model = None
 
-    def _launch_new(self, tensors: _Tensors, addresses: tuple[int, ...], stream: int) -> None:
+    def _launch_new(self, tensors: _Tensors, addresses: tuple[int, ...], stream: int, captured: bool) -> None:
         """Launch from addresses that were not seen before; operands that can't be read in place are copied first."""
         if self.model is not None and not any(address % forms.ALIGNED_BYTES for address in addresses):
             launch = self.model.moved(addresses)
-            launch.run(stream)
+            launch.run(stream, captured)
             self._keep(addresses, launch)
             return
         given_x, given_w, given_bias, out = tensors
@@ -124,7 +128,8 @@ class Operation:
         w = [forms.as_weight(w_KN, self.form.config.weight_layout) for w_KN in given_w]
         bias = None if given_bias is None else forms.as_vector(given_bias)
         launch = PreparedLaunch(self.kernel, self._arguments(x, w, bias, out))
-        launch.run(stream)
+        self.group.workspace.board.describe(launch.identity)
+        launch.run(stream, captured)
         if _addresses(x, w, bias, out) == addresses:
             self._keep(addresses, launch)
             self.model = launch
@@ -144,6 +149,7 @@ class Operation:
             bias=0 if bias is None else bias.data_ptr(),
             segments=self.form.size.segments,
             scale=self.form.scale,
+            trace=self.device.recorder,
         )
 
 

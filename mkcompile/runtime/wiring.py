@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from mkcompile.config import settings
-from mkcompile.ops.registry import set_launcher
+from mkcompile.ops.registry import launcher, set_launcher
 from mkcompile.runtime.agree import Agreement
 from mkcompile.runtime.dispatch import Dispatch
 from mkcompile.runtime.launcher import Launcher
@@ -11,7 +13,33 @@ from mkcompile.runtime.machine import own_basis
 from mkcompile.runtime.tactics import Planned
 
 
-def install() -> None:
-    """From now on every operator call is agreed on by its group's ranks, and may be taken over by a kernel."""
+def install(trace: bool | None = None) -> None:
+    """From now on every operator call is agreed on by its group's ranks, and may be taken over by a kernel.
+
+    `trace`: kernels write their timelines; None: as the settings say.
+    """
     agreement = Agreement(settings().timeout_s)
-    set_launcher(Dispatch(agreement, Launcher(tactics=Planned(own_basis, agreement))))
+    set_launcher(Dispatch(agreement, Launcher(tactics=Planned(own_basis, agreement), trace=trace)))
+
+
+def kernels() -> Launcher | None:
+    """The launcher in use; None where calls go elsewhere."""
+    installed = launcher()
+    found = installed.kernels if isinstance(installed, Dispatch) else None
+    return found if isinstance(found, Launcher) else None
+
+
+def check(*, synchronize: bool = True) -> None:
+    """Raise what fused kernels of this process have reported, now instead of at the next operator call.
+
+    A kernel that gives up still ends, and what it returned has no meaning: call this before results are used for good
+    (a checkpoint, a metric, the end of a job). Without `synchronize` only kernels that have ended count, and it costs
+    less than a microsecond: right after anything that waits for the results, such as `.item()`.
+    Raises: PeerTimeoutError, LaunchMismatchError, LaunchOrderError, KernelFaultError, WorkspaceError.
+    """
+    found = kernels()
+    if found is None:
+        return
+    if synchronize and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+    found.check()

@@ -130,6 +130,7 @@ class GroupWorkspace:
             fault_address=workspace.slot.address,
             timeout_s=self.exchange.timeout_s,
             multicast=workspace.buffer.multicast,
+            group=self.exchange.ranks,
         )
 
     def _replace(self, layout: WorkspaceLayout) -> Workspace:
