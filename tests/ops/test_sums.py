@@ -15,9 +15,9 @@ from tests.lockstep import World, run
 from tests.regions import all_reduce
 
 GROUP = "0"
-# In bfloat16 and after every addition rounded, these come to 256; their sum is 259, which rounds to 260.
-PARTIALS = (256.0, 1.0, 1.0, 1.0)
-DTYPES = (torch.bfloat16, torch.float16)
+# Rounded after every addition, the partials come to the first of them: the others are half a rounding step each.
+FIRST = {torch.bfloat16: 256.0, torch.float16: 2048.0}
+DTYPES = tuple(FIRST)
 
 
 @pytest.fixture(params=[2, 3, 4], autouse=True)
@@ -28,9 +28,8 @@ def world_size(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def operands(rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A product whose every element is this rank's partial, times a number for each column."""
-    scale = 1.0 if dtype is torch.bfloat16 else 8.0  # as coarse as bfloat16 there
     x_MK = torch.zeros(12, 8, dtype=dtype)
-    x_MK[:, 0] = PARTIALS[rank] * scale
+    x_MK[:, 0] = 1.0 if rank else FIRST[dtype]
     return x_MK, torch.ones(8, 7, dtype=dtype) * torch.tensor([1, 2, 4, 8, 1, 2, 4], dtype=dtype)
 
 
