@@ -17,17 +17,17 @@ from mkcompile.demo.models import Size
 from mkcompile.demo.ranks import Launch, RankError, run_ranks
 from mkcompile.demo.show import Steps, agrees, show_differences
 from mkcompile.demo.work import HUGGING_FACE, MAKERS, STEPS, Job, Outcome, work
+from mkcompile.inspect.console import terminal
 
 # Of the largest element. In fp32 the order of sums is all that may differ; bf16 keeps 8 bits of each intermediate.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
-LOG_WIDTH = 120
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The demo; 0 if every result agrees with eager and with Inductor, else 1."""
     given = _parser().parse_args(argv)
-    console = _console()
+    console = terminal()
     device = ("cuda" if _usable_gpus() >= given.ranks else "cpu") if given.device == "auto" else given.device
     dtype = DTYPES[given.dtype or ("bfloat16" if device == "cuda" else "float32")]
     job = Job(
@@ -73,12 +73,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds after which the demo gives up")
     parser.add_argument("--plant-error", action="store_true", help="make fused operators wrong; the demo must notice")
     return parser
-
-
-def _console() -> Console:
-    """As wide as the terminal; in a log wide enough for the tables."""
-    console = Console()
-    return console if console.is_terminal else Console(width=max(console.width, LOG_WIDTH))
 
 
 def _models(console: Console) -> tuple[str, ...]:

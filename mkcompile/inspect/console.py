@@ -11,6 +11,14 @@ from mkcompile.inspect.report import Report, Totals
 from mkcompile.inspect.rows import Collective
 from mkcompile.inspect.units import bytes_text, percent, time_text
 
+LOG_WIDTH = 120
+
+
+def terminal() -> Console:
+    """As wide as the terminal; in a log wide enough for the tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, LOG_WIDTH))
+
 
 def print_report(report: Report, console: Console) -> None:
     """Refusals with what to do about them, then what was fused, then the totals."""
@@ -37,9 +45,9 @@ def _table(report: Report) -> Table:
     table.add_column("became", style="green")
     for name in ("unfused", "fused", "ceiling"):
         table.add_column(name, justify="right")
-    tuned = any(one.estimate and one.estimate.measured_fused_s is not None for one in report.collectives)
+    tuned = any(one.estimate and one.estimate.measured_unfused_s is not None for one in report.collectives)
     if tuned:
-        table.add_column("measured", justify="right")
+        table.add_column("measured: unfused, fused", justify="right")
     for one in report.collectives:
         table.add_row(*_cells(one, tuned=tuned))
     return table
@@ -48,7 +56,7 @@ def _table(report: Report) -> Table:
 def _cells(one: Collective, *, tuned: bool) -> list[str | Text]:
     became = Text(one.operator) if one.operator else Text(f"kept: {one.reason.name if one.reason else ''}", "yellow")
     estimate = one.estimate
-    measured = estimate.measured_fused_s if estimate else None
+    measured = (estimate.measured_unfused_s, estimate.measured_fused_s) if estimate else (None, None)
     times = (estimate.unfused_s, estimate.fused_s, estimate.ceiling_s) if estimate else (None, None, None)
     return [
         str(one.site),
@@ -58,7 +66,7 @@ def _cells(one: Collective, *, tuned: bool) -> list[str | Text]:
         f"{one.dtype}[{', '.join(one.shape)}]",
         became,
         *map(time_text, times),
-        *([time_text(measured)] if tuned else []),
+        *([", ".join(map(time_text, measured))] if tuned else []),
     ]
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 
 from mkcompile.config import Options
 from mkcompile.ops.problem import Problem
+from mkcompile.plan.buckets import entry_name
 from mkcompile.plan.decide import Policy
 from mkcompile.plan.disk import Measured, Results, load_results
 from mkcompile.plan.judge import predict
-from mkcompile.plan.buckets import entry_name
+from mkcompile.plan.measured import fastest
 from mkcompile.plan.topology import Topology
 from mkcompile.runtime.machine import PROBE, policy_of, topology_of
 
@@ -61,17 +61,20 @@ class Planner:
 
     def predict(self, problem: Problem) -> Estimate:
         """The planner's prediction for one problem."""
-        predicted = estimate(problem, self.topology, self.policy)
+        predicted = estimate(problem, self.topology, self.policy, self.tuned)
         candidates = self.tuned.entries.get(entry_name(problem), {}).values() if problem.m else ()
         return replace(
             predicted,
-            measured_unfused_s=_fastest(one for one in candidates if not one.plan.fused),
-            measured_fused_s=_fastest(one for one in candidates if one.plan.fused),
+            measured_unfused_s=_seconds(fastest(one for one in candidates if not one.plan.fused)),
+            measured_fused_s=_seconds(fastest(one for one in candidates if one.plan.fused)),
         )
 
 
 def planner_for(options: Options) -> Planner:
-    """What the backend plans by under these options. Raises: OptionError for an unknown topology."""
+    """What the backend plans by under these options; measurements are those on this rank's disk.
+
+    Raises: OptionError for an unknown topology.
+    """
     name = options.topology
     topology = topology_of(name)
     return Planner(
@@ -82,20 +85,21 @@ def planner_for(options: Options) -> Planner:
     )
 
 
-def _fastest(candidates: Iterable[Measured]) -> float | None:
-    return min((one.seconds for one in candidates if one.seconds is not None), default=None)
+def _seconds(measured: Measured | None) -> float | None:
+    return None if measured is None else measured.seconds
 
 
-def estimate(problem: Problem, topology: Topology, policy: Policy) -> Estimate:
-    """The planner's prediction for one problem."""
+def estimate(problem: Problem, topology: Topology, policy: Policy, tuned: Results | None = None) -> Estimate:
+    """The planner's prediction for one problem, and what it decides where measurements go before it."""
     found = predict(problem, topology, policy)
-    plan, detail = found.decision.plan, found.decision.detail
-    kept = "" if found.refusal is None else f"keep: {found.refusal.value}" + (f" ({detail})" if detail else "")
+    told = found if tuned is None else predict(problem, topology, policy, tuned)
+    plan, detail = told.decision.plan, told.decision.detail
+    kept = "" if told.refusal is None else f"keep: {told.refusal.value}" + (f" ({detail})" if detail else "")
     return Estimate(
         unfused_s=found.unfused_s,
         fused_s=found.fused_s,
         ceiling_s=found.ceiling_s,
         decision=kept or "fuse",
-        plan=f"{plan.variant} {plan.tile}" if found.refusal is None else plan.variant,
+        plan=f"{plan.variant} {plan.tile}" if told.refusal is None else plan.variant,
         transport=plan.transport,
     )

@@ -109,9 +109,9 @@ class Report:
 
     def print(self, console: Console | None = None) -> None:
         """Print tables of what was fused, what was not and why, and the totals."""
-        from mkcompile.inspect.console import print_report
+        from mkcompile.inspect.console import print_report, terminal
 
-        print_report(self, console or Console())
+        print_report(self, console or terminal())
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain JSON values."""

@@ -58,9 +58,9 @@ def test_measured_times_are_shown_where_the_site_was_tuned(
     sequence_report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mkcompile.inspect import predict
+    from mkcompile.plan.buckets import entry_name
     from mkcompile.plan.decide import decide, unfused_plan
     from mkcompile.plan.disk import Measured, Results
-    from mkcompile.plan.table import entry_name
 
     planner = predict.planner_for(Options(topology="8xh200"))
     problem = sequence_report.collectives[0].problem

@@ -7,8 +7,6 @@ import json
 import sys
 from typing import Any
 
-from rich.console import Console
-
 
 def add(commands: Any) -> None:
     """Register the command."""
@@ -19,6 +17,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check and show; 0 if the backend can run here at all."""
+    from mkcompile.inspect.console import terminal
     from mkcompile.inspect.doctor import examine
     from mkcompile.inspect.doctor.show import diagnosis_to_dict, print_diagnosis
 
@@ -26,5 +25,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(json.dumps(diagnosis_to_dict(diagnosis), indent=1) + "\n")
     else:
-        print_diagnosis(diagnosis, Console())
+        print_diagnosis(diagnosis, terminal())
     return 0 if diagnosis.can_run else 1
