@@ -85,7 +85,7 @@ u64 host_number() {
   std::string text;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> text;
   struct stat space {};
-  if (stat("/proc/self/ns/net", &space) == 0) text += ":" + std::to_string(space.st_ino);
+  if (stat("/proc/self/ns/net", &space) == 0) text.append(1, ':').append(std::to_string(space.st_ino));
   return std::hash<std::string>{}(text);
 }
 

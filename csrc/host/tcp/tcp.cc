@@ -67,7 +67,7 @@ class Tcp final : public Transport {
 };
 
 Error Tcp::open() {
-  if (setup_.region.kind == MemoryKind::kCuda) {
+  if (setup_.region.kind == MemoryKind::kCuda || !setup_.bounce.empty()) {
     const u64 needed = u64{setup_.world} * setup_.lanes * 2 * kMinSliceBytes;
     if (setup_.copy.start == nullptr || setup_.bounce.size() < needed) {
       return fail({"tcp"}, EINVAL, "device memory needs copy functions and %llu bytes of pinned memory",

@@ -5,7 +5,7 @@
 namespace mk::host {
 
 /// `setup.device` is an interface, or empty: every address is offered and the peer takes the first that answers with
-/// the right token. A region in device memory needs `setup.bounce` and `setup.copy`.
+/// the right token. With `setup.bounce` all data goes through it, copied by `setup.copy`; device memory needs that.
 Made make_tcp(const Setup& setup);
 
 }  // namespace mk::host

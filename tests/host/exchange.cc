@@ -1,0 +1,224 @@
+#include "exchange.h"
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <thread>
+
+namespace mk::test {
+
+namespace {
+
+using namespace mk::host;
+
+constexpr std::byte kPoison{0xee};
+constexpr u64 kGuard = 64;  ///< bytes on each side of a message that must stay as they were
+
+struct Layout {
+  explicit Layout(const Plan& plan)
+      : slot_bytes(plan.max_bytes + 4 * kGuard), receive((8 * u64{plan.slots} + 255) / 256 * 256),
+        send(receive + plan.slots * slot_bytes), end(send + plan.slots * slot_bytes) {}
+  u64 slot_bytes, receive, send, end;
+};
+
+/// What message `number` from `rank` is like: both sides make the same up.
+struct Message {
+  u64 bytes, source, destination;  ///< offsets inside their slots
+  u64 key;
+};
+
+Message message_of(const Plan& plan, u32 rank, u64 number) {
+  std::mt19937_64 random(plan.seed * 1'000'003 + number * 2 + rank);
+  const double exponent = std::uniform_real_distribution<double>(0, std::log2(static_cast<double>(plan.max_bytes)))(random);
+  const u64 bytes = std::min<u64>(static_cast<u64>(std::exp2(exponent) + 0.5), plan.max_bytes);
+  const u64 room = plan.max_bytes + 2 * kGuard - bytes;
+  return {bytes, kGuard + random() % room, kGuard + random() % room, random()};
+}
+
+/// Epochs of a slot jump, as they do when other operators use a workspace in between.
+u32 epoch_of(const Plan& plan, u64 number) { return static_cast<u32>((number / plan.slots + 1) * 1000 + number % 7); }
+
+void fill(std::byte* to, const Message& message) {
+  u64 state = message.key;
+  for (u64 i = 0; i < message.bytes; i += 8) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    std::memcpy(to + i, &state, std::min<u64>(8, message.bytes - i));
+  }
+}
+
+bool is_poison(const std::byte* from, u64 bytes) {
+  for (u64 i = 0; i < bytes; ++i) {
+    if (from[i] != kPoison) return false;
+  }
+  return true;
+}
+
+void maybe_pause(const Plan& plan, std::mt19937_64& random) {
+  if (!plan.delays) return;
+  const u64 choice = random() % 64;
+  if (choice == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
+  if (choice < 8) std::this_thread::yield();
+}
+
+std::string describe(const char* what, u64 number, int status, Session& session) {
+  Error error;
+  std::string text = std::string(what) + " of message " + std::to_string(number) + ": " + std::strerror(status);
+  if (session.proxy().fault(error)) {
+    text += std::string("; ") + error.call + " " + error.device + " peer " + std::to_string(error.peer) + ": " +
+            std::strerror(error.number) + " " + error.detail;
+  }
+  return text;
+}
+
+/// Messages out: each waits for the credit of the one before it in its slot.
+std::string send_all(const Plan& plan, Side& side, u32 rank, u32 peer) {
+  const Layout layout(plan);
+  std::mt19937_64 random(plan.seed + 17 * rank);
+  Session& session = *side.session;
+  for (u64 number = 0; number < plan.messages; ++number) {
+    const u32 slot = static_cast<u32>(number % plan.slots);
+    u32 seen = 0;
+    if (number >= plan.slots) {
+      const u32 credit = epoch_of(plan, number - plan.slots);
+      const int status = session.wait_flag(plan.slots + slot, credit, now_ns() + plan.limit_ns, seen);
+      if (status != 0) return describe("credit", number, status, session);
+    }
+    const Message message = message_of(plan, rank, number);
+    const u64 source = layout.send + slot * layout.slot_bytes + message.source;
+    fill(side.memory.data() + source, message);
+    maybe_pause(plan, random);
+    const u64 destination = layout.receive + slot * layout.slot_bytes + message.destination;
+    const Command command{source, destination, message.bytes, peer, slot, epoch_of(plan, number), 0, 0};
+    u64 ticket = 0;
+    const int status = session.producer().push(command, now_ns() + plan.limit_ns, ticket);
+    if (status != 0) return describe("push", number, status, session);
+  }
+  return {};
+}
+
+bool check_message(const std::byte* slot, u64 slot_bytes, const Message& message, std::vector<std::byte>& expected) {
+  fill(expected.data(), message);
+  const u64 end = message.destination + message.bytes;
+  return std::memcmp(slot + message.destination, expected.data(), message.bytes) == 0 &&
+         is_poison(slot, message.destination) && is_poison(slot + end, slot_bytes - end);
+}
+
+/// Messages in: each is checked, its slot poisoned, and its credit sent.
+Outcome receive_all(const Plan& plan, Side& side, u32 rank, u32 peer) {
+  const Layout layout(plan);
+  std::mt19937_64 random(plan.seed + 31 * rank);
+  std::vector<std::byte> expected(plan.max_bytes + 8);
+  Session& session = *side.session;
+  Outcome outcome;
+  for (u64 number = 0; number < plan.messages; ++number) {
+    const u32 slot = static_cast<u32>(number % plan.slots), epoch = epoch_of(plan, number);
+    u32 seen = 0;
+    int status = session.wait_flag(slot, epoch, now_ns() + plan.limit_ns, seen);
+    if (status == 0) {
+      std::byte* at = side.memory.data() + layout.receive + slot * layout.slot_bytes;
+      const Message message = message_of(plan, peer, number);
+      outcome.wrong += seen == epoch && check_message(at, layout.slot_bytes, message, expected) ? 0 : 1;
+      std::memset(at, static_cast<int>(kPoison), layout.slot_bytes);
+      ++outcome.received;
+      maybe_pause(plan, random);
+      u64 ticket = 0;
+      status = session.producer().push({0, 0, 0, peer, plan.slots + slot, epoch, 0, 0}, now_ns() + plan.limit_ns,
+                                       ticket);
+    }
+    if (status != 0) {
+      outcome.failure = describe("arrival", number, status, session);
+      break;
+    }
+  }
+  return outcome;
+}
+
+}  // namespace
+
+ProxyOptions options_for(const Plan& plan) {
+  ProxyOptions options{};
+  options.region_bytes = region_bytes(plan);
+  options.num_flags = 2 * plan.slots;
+  options.window_ns = 2'000;
+  options.timeout_ns = plan.limit_ns;
+  options.idle_spin_ns = 50'000;
+  options.dmabuf = -1;
+  options.world = 2;
+  options.lanes = 1;
+  options.max_outstanding = 256;
+  options.ring_capacity = 64;
+  options.timeline_capacity = 1024;
+  options.seed = plan.seed;
+  return options;
+}
+
+u64 region_bytes(const Plan& plan) { return Layout(plan).end; }
+
+Error open_side(const Plan& plan, ProxyOptions options, Side& side) {
+  const Layout layout(plan);
+  if (options.region_base == 0) {
+    side.memory.assign(layout.end, std::byte{0});
+    options.region_base = reinterpret_cast<u64>(side.memory.data());
+  }
+  std::memset(side.memory.data() + layout.receive, static_cast<int>(kPoison), layout.send - layout.receive);
+  Error error;
+  side.session = Session::open(options, error);
+  return error;
+}
+
+Error connect_all(std::vector<Side>& sides, u64 limit_ns) {
+  for (u32 from = 0; from < sides.size(); ++from) {
+    for (u32 to = 0; to < sides.size(); ++to) {
+      std::vector<u8> blob;
+      if (from == to) continue;
+      if (Error error = sides[from].session->endpoint(to, blob)) return error;
+      if (Error error = sides[to].session->connect(from, blob)) return error;
+    }
+  }
+  std::vector<Error> errors(sides.size());
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < sides.size(); ++i) {
+    threads.emplace_back([&, i] { errors[i] = sides[i].session->finish(now_ns() + limit_ns); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Error& error : errors) {
+    if (error) return error;
+  }
+  for (Side& side : sides) {
+    if (Error error = side.session->proxy().start()) return error;
+  }
+  return {};
+}
+
+Outcome run_side(const Plan& plan, Side& side, u32 rank, u32 peer) {
+  std::string failure;
+  std::thread sender([&] { failure = send_all(plan, side, rank, peer); });
+  Outcome outcome = receive_all(plan, side, rank, peer);
+  sender.join();
+  if (outcome.failure.empty()) outcome.failure = failure;
+  return outcome;
+}
+
+PairOutcome run_pair(const Plan& plan, std::vector<Side>& sides) {
+  PairOutcome outcome;
+  std::thread other([&] { outcome.second = run_side(plan, sides[1], 1, 0); });
+  outcome.first = run_side(plan, sides[0], 0, 1);
+  other.join();
+  return outcome;
+}
+
+Error close_all(std::vector<Side>& sides, u64 limit_ns) {
+  std::vector<Error> errors(sides.size());
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < sides.size(); ++i) {
+    threads.emplace_back([&, i] { errors[i] = sides[i].session->proxy().stop(now_ns() + limit_ns); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Error& error : errors) {
+    if (error) return error;
+  }
+  return {};
+}
+
+}  // namespace mk::test

@@ -1,0 +1,56 @@
+#pragma once
+// Two ranks exchange messages of random size at random offsets, with credits, and check every byte. Works over any
+// transport: each side is a Session and two threads, in one process or in two.
+//
+// Region of each side: flags [2 * slots], then receiving slots, then sending slots. Flag s is the arrival of a message in
+// slot s, flag slots + s the credit that the peer has read it.
+#include <memory>
+
+#include "check.h"
+#include "host/session.h"
+
+namespace mk::test {
+
+struct Plan {
+  u64 messages = 1000;         ///< each way
+  u32 slots = 16;
+  u64 max_bytes = 64 << 10;    ///< sizes are log-uniform from 1 to this
+  u64 seed = 1;                ///< the same on both sides
+  bool delays = true;          ///< random pauses of both threads
+  u64 limit_ns = 60'000'000'000;  ///< for each wait
+};
+
+/// What a side saw.
+struct Outcome {
+  u64 received = 0;
+  u64 wrong = 0;         ///< messages with a wrong byte, inside or around them
+  std::string failure;   ///< of a wait or of the proxy; empty: none
+};
+
+/// One side: memory, proxy.
+struct Side {
+  std::vector<std::byte> memory;
+  std::unique_ptr<host::Session> session;
+};
+
+/// Options that fit a plan; the caller fills in rank, world, transport and what else it wants, then calls open_side().
+ProxyOptions options_for(const Plan& plan);
+u64 region_bytes(const Plan& plan);
+host::Error open_side(const Plan& plan, ProxyOptions options, Side& side);
+
+/// Connects sides of one process with each other, all at once, and starts them.
+host::Error connect_all(std::vector<Side>& sides, u64 limit_ns);
+
+/// Sends and receives all messages of one side; returns when both are done. `stray_ok`: wrong bytes are counted only.
+Outcome run_side(const Plan& plan, Side& side, u32 rank, u32 peer);
+
+/// Both sides of a pair in this process.
+struct PairOutcome {
+  Outcome first, second;
+};
+PairOutcome run_pair(const Plan& plan, std::vector<Side>& sides);
+
+/// Stops both at once. The first failure, if any.
+host::Error close_all(std::vector<Side>& sides, u64 limit_ns);
+
+}  // namespace mk::test
