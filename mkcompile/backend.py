@@ -24,7 +24,7 @@ from mkcompile.config import Options, option_names, settings, split_options
 from mkcompile.errors import OptionError
 from mkcompile.ops.problem import Problem
 from mkcompile.passes import fusion_pass
-from mkcompile.passes.judge import judge_for
+from mkcompile.passes.judge import judge_for, kernels_first
 from mkcompile.passes.reason import Reason
 from mkcompile.runtime.machine import basis_of, enter, policy_of
 
@@ -39,16 +39,19 @@ class FusionPass(fusion_pass.FusionPass):
 
     Under `auto` a site is fused where the planner predicts a gain on the machine that `mkernel.topology` names: `probe`
     is this host's GPUs, and without CUDA a rehearsal, which decides as for that many H200s. `always` fuses whatever is
-    legal, `never` nothing.
+    legal, where sites exclude each other the one with a kernel here; `never` nothing.
     """
 
     def __init__(self, options: Options | None = None) -> None:
         self._machine = (options or Options()).topology
-        super().__init__(options, judge=self._judge_by_plan, facts=self._basis)
+        super().__init__(options, judge=self._judge_by_plan, facts=self._basis, always=self._judge_by_kernels)
 
     def _judge_by_plan(self, problem: Problem) -> float | Reason:
         basis = basis_of(self._machine)
         return judge_for(basis.topology, policy_of(self._machine), basis.tuned)(problem)
+
+    def _judge_by_kernels(self, problem: Problem) -> float | Reason:
+        return kernels_first(basis_of(self._machine).topology, policy_of(self._machine))(problem)
 
     def _basis(self) -> str:
         """What decisions depend on: measured times are among it, but the same ones on all ranks."""

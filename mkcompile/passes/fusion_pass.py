@@ -56,13 +56,20 @@ class FusionPass(CustomGraphPass):
     By itself it knows no machine and fuses whatever is legal; `mkcompile.FusionPass` is given the planner.
     """
 
-    def __init__(self, options: Options | None = None, judge: Judge = fuse_all, facts: str | Facts = "") -> None:
-        """`judge` decides under the policy `auto`; `facts` names what its decisions depend on and enters the uuid.
+    def __init__(
+        self,
+        options: Options | None = None,
+        judge: Judge = fuse_all,
+        facts: str | Facts = "",
+        always: Judge = fuse_all,
+    ) -> None:
+        """`judge` decides under the policy `auto`, `always` under that; `facts` names what their decisions depend on
+        and enters the uuid.
 
         Facts that are not known before the process group is there are given as a function.
         """
         self._options = options or Options()
-        self._judge = {"auto": judge, "always": fuse_all, "never": _fuse_nothing}[self._options.fuse]
+        self._judge = {"auto": judge, "always": always, "never": _fuse_nothing}[self._options.fuse]
         self._facts = facts
         self._listeners: list[Listener] = []
         self._graphs: list[list[Site]] = []

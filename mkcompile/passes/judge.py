@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mkcompile.ops.problem import Problem
-from mkcompile.passes.fuse import Judge
+from mkcompile.passes.fuse import Judge, fuse_all
 from mkcompile.passes.reason import Reason
 from mkcompile.plan import judge as planner
 from mkcompile.plan.decide import Policy
@@ -19,6 +21,26 @@ def judge_for(topology: Topology, policy: Policy, tuned: Results | None = None) 
     def judge(problem: Problem) -> float | Reason:
         verdict = decide(problem)
         return reason_for(verdict) if isinstance(verdict, Refusal) else verdict
+
+    return judge
+
+
+# What a site without a kernel weighs against one with: any such site gives way, and still any is fused.
+WITHOUT_KERNEL = 1e-12
+
+
+def kernels_first(topology: Topology, policy: Policy) -> Judge:
+    """The judge that fuses whatever is legal, as `fuse_all`, but prefers sites that a kernel takes on this machine.
+
+    Where the policy names no kernels, nothing runs here, and all sites are alike.
+    """
+    if policy.available is None:
+        return fuse_all
+    decide = planner.judge_for(topology, replace(policy, fuse="always"))
+
+    def judge(problem: Problem) -> float:
+        has_kernel = not isinstance(decide(problem), Refusal)
+        return fuse_all(problem) * (1.0 if has_kernel else WITHOUT_KERNEL)
 
     return judge
 

@@ -18,8 +18,11 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from mkcompile.ops.problem import Problem
+from mkcompile.passes.judge import kernels_first
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.site import Site
+from mkcompile.plan.decide import Policy
+from mkcompile.plan.topology import preset
 from tests.captured import Captured, assert_same_values, capture, capture_each, fake_group
 from tests.regions import GatherFromSequence, ScatterToSequence, all_gather
 
@@ -303,6 +306,30 @@ def test_a_network_without_gain_leaves_its_collectives_to_the_smaller_operators(
     (graph,) = capture(sequence_parallel, *inputs(), judge=no_networks)
     assert graph.operators == Counter(all_gather_gemm=1, gemm_reduce_scatter=1)
     assert_same_values(graph, WORLD_SIZE, TOLERANCE)
+
+
+REDUCTIONS = frozenset({"gemm_reduce_scatter/push", "gemm_all_reduce/staged"})
+
+
+@pytest.mark.parametrize(
+    ("available", "dtype", "wanted"),
+    [
+        (REDUCTIONS, torch.bfloat16, Counter(gemm_all_reduce=1)),
+        (REDUCTIONS | {"ffn/two_phase"}, torch.bfloat16, Counter(ffn=1)),
+        (REDUCTIONS, torch.float32, Counter(ffn=1)),  # no kernel takes either of them
+        (None, torch.bfloat16, Counter(ffn=1)),  # no machine to run on
+    ],
+)
+def test_a_network_without_a_kernel_hides_no_reduction_that_has_one(
+    available: frozenset[str] | None, dtype: torch.dtype, wanted: Counter[str]
+) -> None:
+    def function(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        return reduced(nnf.linear(nnf.relu(nnf.linear(x, up)), down))
+
+    judge = kernels_first(preset("4xh200"), Policy(available=available))
+    x, up, down = (torch.randn(shape, dtype=dtype) for shape in ((4, 8, 8), (16, 8), (8, 16)))
+    (graph,) = capture(function, x, up, down, judge=judge)
+    assert graph.operators == wanted
 
 
 @pytest.mark.parametrize("dynamic_dim", [0, 1])
