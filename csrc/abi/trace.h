@@ -28,7 +28,8 @@ enum TraceLane : u32 {
   kSignalLane = 5,
   kCopyLane = 6,
   kExtraLane = 7,
-  kTraceLanes = 8,
+  kEntryLane = 8,
+  kTraceLanes = 9,
 };
 
 /// One task of one thread. Times are of %globaltimer. `launch` is LaunchArguments::trace_launch.
@@ -43,6 +44,7 @@ struct alignas(16) TraceRecord {
   u8 reserved[2];
 };
 inline constexpr u8 kSomePeer = 255;
+inline constexpr u32 kNoTile = ~0u;  ///< of signals and receipts that tell of the launch itself
 
 /// Before the records of each lane. Lane l of block b begins (b * kTraceLanes + l) * (trace_records + 1) records on.
 struct alignas(16) TraceLaneHeader {

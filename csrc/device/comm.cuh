@@ -169,17 +169,22 @@ struct RollCall {
   const LaunchArguments& args;
   const u32 epoch;
   u32 missing = 0;  ///< bit set of peers
+  Trace trace;
 
-  MK_DEVICE RollCall(const LaunchArguments& args, u32 epoch) : args(args), epoch(epoch) {
+  MK_DEVICE RollCall(const LaunchArguments& args, u32 epoch) : args(args), epoch(epoch), trace(args, kEntryLane) {
     if (blockIdx.x != 0 || epoch == 0) return;
     missing = ((1u << args.world) - 1) & ~(1u << args.rank);
     // The launch before this one has finished here. Publishes: its staging region may be written again.
+    trace.begin();
     // pairs-with: entered release (signal_role -> signal_role), scope sys
     fence_acq_rel_sys();
+    trace.waited(trace.start_ns);
     for (u32 peer = 0; peer < args.world; ++peer) {
       // Relaxed: the fence above releases.
       if (peer != args.rank) store_relaxed_sys(entered_word(args, peer, args.rank, epoch), entry(args, epoch));
     }
+    trace.end(kTraceSignal, args.rank, kNoTile);
+    trace.begin();
   }
 
   MK_DEVICE bool finished() const { return missing == 0; }
@@ -192,6 +197,7 @@ struct RollCall {
   MK_DEVICE bool step() {
     if (finished() || !reached(seen(), epoch)) return false;
     meet_peer<Op::kOperator>(args, epoch, WaitSite{kEntry, peer(), 0});
+    trace.end_wait(kTraceReceive, peer(), kNoTile);
     missing &= missing - 1;
     return true;
   }
