@@ -24,6 +24,7 @@ from mkcompile.errors import OptionError
 from mkcompile.ops.problem import Problem
 from mkcompile.passes.fusion_pass import FusionPass, group_sizes
 from mkcompile.passes.reason import Reason
+from mkcompile.plan.decide import Policy
 
 BFLOAT16: dict[str, Any] = {"dtype": "bfloat16", "dtype_bytes": 2}
 HOOKS = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
@@ -146,6 +147,16 @@ def test_auto_asks_the_planner_about_the_machine(fake_world: int, topology: str)
     fusion = mkcompile.FusionPass(Options(topology=topology))
     assert isinstance(fusion._judge(gains), float)
     assert fusion._judge(no_kernel) is Reason.DTYPE
+
+
+def test_always_prefers_what_has_a_kernel_here(fake_world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    reduction = Problem(operator="gemm_all_reduce", m=4096, n=4096, k=4096, world_size=2, **BFLOAT16)
+    network = replace(reduction, operator="ffn", hidden=8192, activation="relu")
+    fusion = mkcompile.FusionPass(Options(fuse="always"))
+    assert fusion._judge(network) > fusion._judge(reduction) > 0
+    policy = Policy(available=frozenset({"gemm_all_reduce/staged"}))
+    monkeypatch.setattr(backend, "policy_of", lambda name: policy)
+    assert fusion._judge(reduction) > fusion._judge(network) > 0
 
 
 def test_machine_is_part_of_the_cache_key(fake_world: int) -> None:
