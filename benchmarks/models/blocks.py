@@ -103,12 +103,18 @@ def _fill(parameter: Tensor, seed: int) -> None:
             local.normal_(0.0, 1 / math.sqrt(parameter.shape[1]), generator=generator)
 
 
-def stack_of(sizes: Sizes, form: str, mesh: DeviceMesh, dtype: torch.dtype) -> nn.Sequential:
-    """The blocks on the mesh's device, weights drawn there."""
+def parallel_stack(sizes: Sizes, form: str, mesh: DeviceMesh, dtype: torch.dtype) -> nn.Sequential:
+    """The blocks, sharded, on the meta device."""
     with torch.device("meta"):
         stack = nn.Sequential(*(Block(sizes).to(dtype) for _ in range(sizes.layers)))
     for block in stack:
         parallelize_module(block, mesh, _plan(form))
+    return stack
+
+
+def stack_of(sizes: Sizes, form: str, mesh: DeviceMesh, dtype: torch.dtype) -> nn.Sequential:
+    """The blocks on the mesh's device, weights drawn there."""
+    stack = parallel_stack(sizes, form, mesh, dtype)
     stack.to_empty(device=mesh.device_type)
     for seed, parameter in enumerate(stack.parameters()):
         _fill(parameter, seed)

@@ -224,7 +224,7 @@ def arena_bytes() -> int:
 
 
 def run_cell(
-    cell: Cell, plan: Plan, turn: Turn, mesh: DeviceMesh, cache: Path, say: Callable[[str], None]
+    cell: Cell, plan: Plan, turn: Turn, mesh: DeviceMesh, cache: Path | None, say: Callable[[str], None]
 ) -> list[Row]:
     """The cell's rows, one a contender; collective over the pair."""
     forget_compiled()
@@ -235,7 +235,7 @@ def run_cell(
     run = CellRun(cell=cell, plan=plan, turn=turn, load=load, say=say)
     for name in cell.contenders(plan.contenders, plan.device):
         contender = Contender(
-            name=name, module=load.module, graphs=cell.graphs, cache=cache / name, compiled=turn.enter
+            name=name, module=load.module, graphs=cell.graphs, cache=cache and cache / name, compiled=turn.enter
         )
         run.entries[name] = Entry(contender, contender.call())
     _measure(run)

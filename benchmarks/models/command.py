@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import multiprocessing
+import multiprocessing.process
 import os
 import subprocess
 import tempfile
@@ -27,6 +29,7 @@ from mkcompile.demo.ranks import Launch, RankError, run_ranks
 from . import results
 from .cell_run import Plan
 from .cells import CONTENDERS, FORMS, MODELS, MODES, WHOLE, Cell, Selection
+from .predict import predict
 from .progress import Progress
 from .worker import Job, without_first, work
 
@@ -60,8 +63,11 @@ def main(argv: Sequence[str]) -> int:
             cells=tuple(cells), plan=plan, folder=Path(folder), out=given.out, common=_common(given.commit, device),
             deadline=time.time() + given.limit_s, cell_s=given.cell_s,
         )  # fmt: skip
+        predictor = start_predictor(job) if given.predict else None
         with Progress(console, len(cells)) as progress:
             run(job, given.pairs, progress)
+        if predictor is not None:
+            end_predictor(predictor, job)
     return report_errors(console, every, wanted, device, given.out)
 
 
@@ -76,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--forward-only", action="store_true", help="leave backward out")
     parser.add_argument("--cold-only", action="store_true", help="compile once: no warm compile times")
     parser.add_argument("--profile", action="store_true", help="one step of each row under torch's profiler")
+    parser.add_argument("--predict", action="store_true", help="what explain predicts for each row, computed beside")
     parser.add_argument("--again", action="store_true", help="measure also what is in the results")
     parser.add_argument("--pairs", type=int, default=4, help="pairs of processes that compile side by side")
     parser.add_argument("--row-s", type=float, default=2.5, help="seconds of timing for each pass of a cell")
@@ -172,6 +179,22 @@ def run(job: Job, num_pairs: int, progress: Progress) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def start_predictor(job: Job) -> multiprocessing.process.BaseProcess:
+    """A process of its own; its rows lie beside the results."""
+    out = job.out.with_name(job.out.stem + "-predicted.jsonl")
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=predict, args=(job.cells, WORLD_SIZE, "probe", out), daemon=True)
+    process.start()
+    return process
+
+
+def end_predictor(process: multiprocessing.process.BaseProcess, job: Job) -> None:
+    """It is given what is left of the time; a row more or less is no loss."""
+    process.join(timeout=max(0.0, job.deadline - time.time()))
+    process.kill()
+    process.join()
 
 
 def _fields(job: Job) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,15 @@ class CollectiveCounter(CustomGraphPass):
 
 @dataclass(slots=True, kw_only=True)
 class Contender:
-    """One contender of a cell. `compiled` is called by Dynamo when a graph is ready, before its first run."""
+    """One contender of a cell. `compiled` is called by Dynamo when a graph is ready, before its first run.
+
+    `cache`: a folder for what is compiled; None: nothing is kept, and no compile time means anything.
+    """
 
     name: str
     module: nn.Module
     graphs: bool
-    cache: Path
+    cache: Path | None
     compiled: Callable[[], None]
     counter: CollectiveCounter = field(default_factory=CollectiveCounter)
 
@@ -81,20 +84,36 @@ class Contender:
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """Compile caches of this contender's own; backward is compiled with forward, and collectives are counted."""
-        names = {"TORCHINDUCTOR_CACHE_DIR": self.cache / "inductor", "TRITON_CACHE_DIR": self.cache / "triton"}
-        before = {name: os.environ.get(name) for name in names}
-        os.environ.update({name: str(path) for name, path in names.items()})
-        clear_caches()
-        try:
-            with (
-                inductor_config.patch(post_grad_custom_post_pass=self.counter),
-                torch._functorch.config.patch(force_non_lazy_backward_lowering=True),
-            ):
-                yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+        """Compile caches of this contender's own, or none; backward is compiled with forward."""
+        caching = self.cache is not None
+        patches = {"post_grad_custom_post_pass": self.counter, "fx_graph_cache": caching}
+        with (
+            caches_in(self.cache) if self.cache is not None else nullcontext(),
+            inductor_config.patch(patches),
+            torch._functorch.config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=caching),
+        ):
+            yield
+
+
+@contextmanager
+def caches_in(folder: Path) -> Iterator[None]:
+    """Inductor and Triton keep what they compile in this folder."""
+    names = {"TORCHINDUCTOR_CACHE_DIR": folder / "inductor", "TRITON_CACHE_DIR": folder / "triton"}
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update({name: str(path) for name, path in names.items()})
+    clear_caches()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def first_compilation(device: str, folder: Path) -> None:
+    """What the first compilation of a process costs belongs to no contender: imports, compile workers."""
+    with caches_in(folder):
+        torch.compile(lambda x: x * 2 + 1)(torch.ones(8, device=device))
+    torch._dynamo.reset()

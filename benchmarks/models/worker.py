@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from . import results
 from .cell_run import Plan, run_cell
 from .cells import Cell
+from .contenders import first_compilation
 from .turn import Turn
 
 _GROUP_TIMEOUT_S = 150.0
@@ -45,11 +46,16 @@ def work(rank: int, say: Callable[[str], None], *, job: Job) -> int:
         _allow_async_tp(mesh.get_group())
     host_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
     turn = Turn(path=job.folder / "turn.lock", host_group=host_group)
+    on_gpu = job.plan.device == "cuda"
+    if on_gpu:
+        say("starting the compiler")
+        first_compilation(job.plan.device, job.folder / "caches" / "first")
     done = 0
     for number, cell in enumerate(job.cells):
         if not _time_is_left(job, host_group):
             break
-        rows = run_cell(cell, job.plan, turn, mesh, job.folder / "caches" / _slug(cell), say)
+        cache = job.folder / "caches" / _slug(cell) if on_gpu else None
+        rows = run_cell(cell, job.plan, turn, mesh, cache, say)
         if rank == 0:
             _write(job, rows)
         say(f"done {number}")

@@ -1,0 +1,58 @@
+"""What `explain` predicts for each cell's step, as it is and fused: to stand beside the measurement.
+
+Weights are on the meta device and the ranks are not there, so this runs beside the measuring pairs, on processors only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from mkcompile.inspect.explain import Request, explain_request
+from mkcompile.inspect.offline import fake_world
+from mkcompile.inspect.report import Report
+
+from .blocks import parallel_stack
+from .cells import MODELS, Cell
+
+
+def request_of(cell: Cell, world_size: int, topology: str, train: bool) -> Request:
+    """The cell's blocks on the meta device; needs a process group, real or fake, of that many ranks."""
+    mesh = init_device_mesh("cpu", (world_size,))
+    module: nn.Module = parallel_stack(MODELS[cell.model], cell.form, mesh, torch.bfloat16).requires_grad_(train)
+    length = cell.tokens // (world_size if cell.form == "sequence" else 1)
+    shape = (cell.batch, length, MODELS[cell.model].hidden)
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=train)
+    return Request(model=module, args=(x,), options={"mkernel.topology": topology}, backward=train)
+
+
+def prediction_of(cell: Cell, reports: dict[str, Report]) -> dict[str, Any]:
+    """One row. Units: milliseconds of a step."""
+    row: dict[str, Any] = {"model": cell.model, "form": cell.form, "B": cell.batch, "T": cell.tokens}
+    for which, report in reports.items():
+        totals = report.totals
+        row |= {f"{which}_unfused_ms": round(totals.step_unfused_s * 1e3, 4)}
+        row |= {f"{which}_fused_ms": round(totals.step_fused_s * 1e3, 4)}
+        row |= {f"{which}_collectives": int(totals.collectives), f"{which}_fused": int(totals.fused)}
+        row[f"{which}_left"] = sorted({one.why for one in report.refused()})
+    return row
+
+
+def predict(cells: Sequence[Cell], world_size: int, topology: str, out: Path) -> None:
+    """A row for each model, form and size; both modes share it."""
+    distinct = {(cell.model, cell.form, cell.batch, cell.tokens): cell for cell in cells if cell.model in MODELS}
+    for cell in distinct.values():
+        with fake_world(world_size):
+            reports = {
+                which: explain_request(request_of(cell, world_size, topology, train=which == "fwdbwd"))
+                for which in ("fwd", "fwdbwd")
+            }
+            row = prediction_of(cell, reports) | {"topology": reports["fwd"].topology}
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")

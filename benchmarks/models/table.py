@@ -1,0 +1,156 @@
+"""`python -m benchmarks.models.table [RESULTS.jsonl]`: the rows as Markdown, and the table in the README.
+
+Each cell of a table is milliseconds; in brackets the time over ours, so that above 1.00 we are ahead.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from .cells import CONTENDERS, Key
+from .results import Row, RowKey, read
+
+OURS = "mkernel"
+PASSES = {"fwd": "forward", "fwdbwd": "forward + backward"}
+BEGIN, END = "<!-- models: made by python -m benchmarks.models.table -->", "<!-- /models -->"
+_NAMES = {"eager": "eager", "inductor": "Inductor", "async_tp": "async TP", OURS: "mkcompile"}
+#: What counts as level. Source: the project's bar for rows where nothing can be fused.
+LEVEL = 0.01
+
+
+def cells_of(rows: dict[RowKey, Row]) -> list[Key]:
+    """In the order of the file."""
+    return list(dict.fromkeys(key for key, _ in rows))
+
+
+def best_other(rows: dict[RowKey, Row], cell: Key, which: str) -> float:
+    """The fastest contender's time but ours; infinite where there is none. Units: milliseconds."""
+    times = [rows[cell, name].get(f"{which}_ms") for name in CONTENDERS if name != OURS and (cell, name) in rows]
+    return min((one for one in times if one is not None), default=math.inf)
+
+
+def speed_up(rows: dict[RowKey, Row], cell: Key, which: str) -> float | None:
+    """The best other's time over ours, or None where one of both is missing."""
+    ours = rows.get((cell, OURS), {}).get(f"{which}_ms")
+    other = best_other(rows, cell, which)
+    return None if ours is None or other == math.inf else other / ours
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """NaN of nothing."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def _time(row: Row | None, which: str, ours: float | None) -> str:
+    if row is None:
+        return ""
+    ms = row.get(f"{which}_ms")
+    if ms is None:
+        return "fails" if "error" in row else ""
+    digits = 3 if ms < 10 else 2
+    return f"{ms:.{digits}f}" if ours is None else f"{ms:.{digits}f} ({ms / ours:.2f})"
+
+
+def times_table(rows: dict[RowKey, Row], cells: Sequence[Key], which: str) -> list[str]:
+    """Every contender's times, one line a cell."""
+    names = [name for name in CONTENDERS if any((cell, name) in rows for cell in cells)]
+    lines = ["| model | form | batch x tokens | mode | " + " | ".join(_NAMES[name] for name in names) + " |"]
+    lines.append("| --- " * (4 + len(names)) + "|")
+    for cell in cells:
+        model, form, batch, tokens, mode = cell
+        ours = rows.get((cell, OURS), {}).get(f"{which}_ms")
+        times = [_time(rows.get((cell, name)), which, None if name == OURS else ours) for name in names]
+        if any(times):
+            lines.append(f"| {model} | {form} | {batch}x{tokens} | {mode} | " + " | ".join(times) + " |")
+    return lines
+
+
+def details_table(rows: dict[RowKey, Row], cells: Sequence[Key]) -> list[str]:
+    """Compile times, memory, exposed communication, what was fused, errors against the reference."""
+    lines = [
+        "| cell | contender | compile cold / warm s | peak GB | arena GB | exposed us | fused / left | worst error "
+        "| losses apart |",
+        "| --- " * 9 + "|",
+    ]
+    for (cell, name), row in rows.items():
+        if cell not in cells or name == "eager":
+            continue
+        cold, warm = (_sum(row, f"compile_{kind}_{{}}_s") for kind in ("cold", "warm"))
+        peak = max((row.get(f"{which}_peak_bytes") or 0 for which in PASSES), default=0)
+        values = [
+            " ".join(str(part) for part in cell), _NAMES[name], f"{cold} / {warm}", f"{peak / 1e9:.2f}",
+            f"{row['arena_bytes'] / 1e9:.2f}" if "arena_bytes" in row else "",
+            " / ".join(str(row.get(f"{which}_exposed_us", "")) for which in PASSES),
+            f"{sum(row.get('operators', {}).values())} / {sum(row.get('collectives_left', {}).values())}",
+            f"{row['worst_error']:.1e} ({row['worst_tensor']})" if "worst_error" in row else "",
+            str(row.get("losses_from_eager", "")),
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(values) + " |")
+    return lines
+
+
+def _sum(row: Row, pattern: str) -> str:
+    found = [row[pattern.format(which)] for which in PASSES if pattern.format(which) in row]
+    return f"{sum(found):.1f}" if found else "-"
+
+
+def errors_list(rows: dict[RowKey, Row]) -> list[str]:
+    """What failed, word for word."""
+    failed = [(cell, name, row["error"]) for (cell, name), row in rows.items() if "error" in row]
+    return [f"- {' '.join(str(part) for part in cell)}, {_NAMES[name]}: {error}" for cell, name, error in failed]
+
+
+def summary_table(rows: dict[RowKey, Row]) -> list[str]:
+    """For the README: a line for each model and form, the best other's time over ours as geometric means."""
+    lines = ["| model | form | mode | sizes | forward | forward + backward | behind |", "| --- " * 7 + "|"]
+    groups = dict.fromkeys((cell[0], cell[1], cell[4]) for cell in cells_of(rows))
+    for model, form, mode in groups:
+        cells = [cell for cell in cells_of(rows) if (cell[0], cell[1], cell[4]) == (model, form, mode)]
+        gains = {which: [g for cell in cells if (g := speed_up(rows, cell, which)) is not None] for which in PASSES}
+        means = [f"{geometric_mean(of):.2f}" if of else "" for of in gains.values()]
+        behind = [
+            f"{cell[2]}x{cell[3]} {PASSES[which]} {gain:.2f}"
+            for which in PASSES
+            for cell in cells
+            if (gain := speed_up(rows, cell, which)) is not None and gain < 1 - LEVEL
+        ]
+        sizes = ", ".join(f"{cell[2]}x{cell[3]}" for cell in cells)
+        lines.append(f"| {model} | {form} | {mode} | {sizes} | {' | '.join(means)} | {', '.join(behind) or 'none'} |")
+    return lines
+
+
+def page(rows: dict[RowKey, Row]) -> str:
+    """All tables."""
+    some = next(iter(rows.values()))
+    head = f"Two {some['device']}, torch {some['torch']}, bf16; medians, milliseconds, the slowest rank's."
+    parts = ["# Models", head + " In brackets: over mkcompile's time."]
+    for which, name in PASSES.items():
+        parts.append(f"## {name}\n\n" + "\n".join(times_table(rows, cells_of(rows), which)))
+    parts.append("## Details\n\n" + "\n".join(details_table(rows, cells_of(rows))))
+    errors = errors_list(rows)
+    if errors:
+        parts.append("## What failed\n\n" + "\n".join(errors))
+    return "\n\n".join(parts) + "\n"
+
+
+def replaced(text: str, lines: Sequence[str]) -> str:
+    """The README with a new table between its marks. Raises: ValueError where it has no marks."""
+    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    return text[:start] + "\n" + "\n".join(lines) + "\n" + text[end:]
+
+
+def main(argv: Sequence[str]) -> None:
+    """Write the page beside the results, and the README's table."""
+    path = Path(argv[0] if argv else "benchmarks/results/2xh200/models.jsonl")
+    rows = read(path)
+    path.with_suffix(".md").write_text(page(rows), encoding="utf-8")
+    readme = Path("README.md")
+    readme.write_text(replaced(readme.read_text(encoding="utf-8"), summary_table(rows)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

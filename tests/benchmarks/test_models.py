@@ -1,0 +1,128 @@
+"""The model benchmark: what it selects and resumes, how it judges overlap and tables, and one tiny cell end to end."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.models import command, results, table
+from benchmarks.models.cells import MODES, Cell, Selection
+from benchmarks.models.correct import distances, too_far
+from benchmarks.models.overlap import overlap_of, union
+from benchmarks.models.timing import Spread
+
+TINY = ["--device", "cpu", "--pairs", "1", "--model", "tiny", "--form", "sequence", "--limit-s", "300"]
+QUICK = ["--forward-only", "--cold-only", "--row-s", "0.1", "--contender", "eager", "--contender", "mkernel"]
+
+
+def test_a_cell_runs_and_is_not_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows" / "models.jsonl"
+    assert command.main([*TINY, *QUICK, "--out", str(out)]) == 0
+    rows = results.read(out)
+    assert [contender for _, contender in rows] == ["eager", "mkernel"]
+    ours = list(rows.values())[1]
+    assert ours["checked"] and "error" not in ours
+    assert ours["operators"] == {"all_gather_gemm": 2, "gemm_reduce_scatter": 2} or sum(ours["operators"].values()) >= 2
+    assert 0 < ours["fwd_p10_ms"] <= ours["fwd_ms"] <= ours["fwd_p90_ms"]
+    assert "fwdbwd_ms" not in ours
+    assert command.main([*TINY, *QUICK, "--out", str(out)]) == 0
+    assert "0 of 1 cells" in capsys.readouterr().err
+    assert len(out.read_text().splitlines()) == 2
+
+
+def test_the_whole_grid_is_the_baselines() -> None:
+    cells = Selection().cells("cuda")
+    blocks = [cell for cell in cells if cell.trains]
+    assert len(blocks) == 3 * 2 * 4 * 2
+    assert len(cells) - len(blocks) == 2 * 4 * 2
+    assert [cell.rows for cell in cells] == sorted(cell.rows for cell in cells)
+
+
+def test_async_tp_takes_part_where_it_differs() -> None:
+    def of(form: str, mode: str, device: str = "cuda") -> tuple[str, ...]:
+        cell = Cell(model="8B", form=form, batch=1, tokens=512, mode=mode)
+        return cell.contenders(("eager", "inductor", "async_tp", "mkernel"), device)
+
+    assert of("all-reduce", MODES[0]) == ("eager", "inductor", "mkernel")
+    assert of("sequence", MODES[0]) == ("eager", "inductor", "async_tp", "mkernel")
+    assert of("sequence", MODES[1]) == ("inductor", "async_tp", "mkernel")
+    assert "async_tp" not in of("sequence", MODES[0], "cpu")
+
+
+def test_only_what_nothing_is_computed_beside_is_exposed() -> None:
+    events = [
+        ("kernel", "gemm", 0.0, 10.0),
+        ("kernel", "ncclDevKernel_AllReduce", 8.0, 7.0),
+        ("kernel", "gemm", 12.0, 2.0),
+        ("gpu_memcpy", "Memcpy PtoP", 20.0, 1.0),
+    ]
+    seen = overlap_of(events)
+    assert seen.communication_us == 8.0
+    assert seen.exposed_us == 4.0
+    assert (seen.span_us, seen.busy_us) == (21.0, 16.0)
+    assert seen.kernels[0] == ("gemm", 2, 12.0)
+    assert union([(3, 4), (0, 2), (1, 3)]) == [(0, 4)]
+
+
+def test_a_tensor_further_off_than_twice_eager_is_named() -> None:
+    assert too_far({"y": 0.01}, {"y": 0.005}) == ""
+    assert "d x" in too_far({"y": 0.01, "d x": 0.02}, {"y": 0.005, "d x": 0.005})
+    assert "y" in too_far({"y": math.inf}, None)
+
+
+def test_what_is_not_a_number_is_infinitely_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda *args, **kwargs: None)
+    got = {"y": torch.tensor([1.0, math.nan]), "z": torch.tensor([3.0, 4.0])}
+    found = distances(got, {"y": torch.ones(2), "z": torch.tensor([3.0, 5.0])}, None)  # type: ignore[arg-type]
+    assert found["y"] == math.inf
+    assert found["z"] == pytest.approx(1 / math.sqrt(34))
+
+
+def test_a_spread_is_of_the_rounds() -> None:
+    spread = Spread.of([5.0, 1.0, 3.0, 2.0, 4.0])
+    assert (spread.p10, spread.median, spread.p90) == (1.0, 3.0, 5.0)
+
+
+def _rows(tmp_path: Path) -> Path:
+    path = tmp_path / "models.jsonl"
+    cell = {"model": "8B", "form": "sequence", "B": 1, "T": 512, "mode": "default", "device": "GPU", "torch": "2"}
+    times = {"eager": 4.0, "inductor": 3.0, "async_tp": None, "mkernel": 2.0}
+    rows = [
+        {**cell, "contender": name, **({"fwd_ms": ms} if ms else {"error": "RuntimeError: no"})}
+        for name, ms in times.items()
+    ]
+    results.append(path, [{**rows[3], "fwd_ms": 9.0}])
+    results.append(path, rows)
+    return path
+
+
+def test_the_last_row_of_a_contender_counts(tmp_path: Path) -> None:
+    rows = results.read(_rows(tmp_path))
+    (cell,) = table.cells_of(rows)
+    assert table.speed_up(rows, cell, "fwd") == 1.5
+    assert table.speed_up(rows, cell, "fwdbwd") is None
+
+
+def test_tables_show_ratios_and_failures(tmp_path: Path) -> None:
+    rows = results.read(_rows(tmp_path))
+    page = table.page(rows)
+    assert "| 4.000 (2.00) | 3.000 (1.50) | fails | 2.000 |" in page
+    assert "async TP: RuntimeError: no" in page
+    assert "| 8B | sequence | default | 1x512 | 1.50 |  | none |" in "\n".join(table.summary_table(rows))
+
+
+def test_the_readme_keeps_what_is_around_its_table() -> None:
+    text = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
+    assert table.replaced(text, ["new"]) == f"before\n{table.BEGIN}\nnew\n{table.END}\nafter\n"
+
+
+def test_rows_survive_a_restart_as_json_lines(tmp_path: Path) -> None:
+    path = _rows(tmp_path)
+    assert all(isinstance(json.loads(line), dict) for line in path.read_text().splitlines())
+    cell = Cell(model="8B", form="sequence", batch=1, tokens=512, mode="default")
+    assert results.is_done(cell, ("eager", "mkernel"), results.read(path))
+    assert not results.is_done(cell, ("eager", "other"), results.read(path))
