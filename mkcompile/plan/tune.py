@@ -1,15 +1,16 @@
 """`tune`: replaces predictions by measurements, in lock-step over the ranks of a group.
 
-Rank 0 says what to measure; then, for each candidate, all ranks make ready, tell each other that they are, run, and
-tell each other what came out. Results are on rank 0's disk after each candidate, so that a broken run goes on where it
-was.
+Rank 0 says what to measure; then, for each bucket, all ranks make its candidates ready one by one, tell each other that
+they are, run them in turn, and tell each other what came out. Results are on rank 0's disk after each bucket, so that a
+broken run goes on where it was.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -34,8 +35,9 @@ class Measurer(Protocol):
     """How a candidate is timed; the runtime has one for kernels, `plan.reference` one for CPU tensors."""
 
     def prepare(self, problem: Problem, plan: Plan) -> Callable[[], float]:
-        """Make everything ready (tensors, compiled kernel, workspace) without talking to other ranks, and return what
-        runs it: all ranks call that together, and it returns this rank's median seconds.
+        """Make everything ready (tensors, compiled kernel) without talking to others, and return what runs it once:
+        all ranks call that together, several times, in turn with the bucket's other candidates. It returns this rank's
+        seconds a call.
 
         Raises: MkcompileError where this candidate can't run here; it is then left out on all ranks.
         """
@@ -56,12 +58,16 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to tune: problems with a known m (each stands for its bucket), the best `limit` candidates of each."""
+    """What to tune: problems with a known m (each stands for its bucket), the best `limit` candidates of each.
+
+    `rounds`: how often each candidate is timed; the first time is not counted.
+    """
 
     problems: Sequence[Problem]
     topology: Topology
     policy: Policy = DEFAULT_POLICY
     limit: int = 6
+    rounds: int = 7
     folder: Path | None = None
 
 
@@ -74,19 +80,21 @@ def tune(request: Request, measurer: Measurer, ranks: Ranks, progress: Progress 
     wanted = _wanted(request)
     try:
         open_names = ranks.share("work", json.dumps([i for i, item in enumerate(wanted) if not _done(results, item)]))
-        todo: list[int] = json.loads(open_names)
-        for done, index in enumerate(todo):
-            item = wanted[index]
-            if progress is not None:
-                progress(done, len(todo), f"{item.plan.name} m={item.problem.m}")
-            results.add(item.entry, _measure(index, item, measurer, ranks))
+        session = _Session(measurer=measurer, ranks=ranks, rounds=request.rounds, progress=progress or _show_nothing)
+        session.todo = [wanted[index] for index in json.loads(open_names)]
+        for entry in dict.fromkeys(item.entry for item in session.todo):
+            for measured in session.measure(entry):
+                results.add(entry, measured)
             if ranks.rank == 0:
                 save_results(request.topology, results, request.folder)
-        if progress is not None:
-            progress(len(todo), len(todo), "")
+        session.progress(len(session.todo), len(session.todo), "")
         return Results.from_json(ranks.share("results", results.to_json()))
     except AbsentRankError as error:
         raise TuneError(str(error)) from error
+
+
+def _show_nothing(done: int, total: int, what: str) -> None:
+    return None
 
 
 def _wanted(request: Request) -> list[Item]:
@@ -114,26 +122,69 @@ def _done(results: Results, item: Item) -> bool:
     return results.has(item.entry, item.plan)
 
 
-def _measure(index: int, item: Item, measurer: Measurer, ranks: Ranks) -> Measured:
-    """One candidate on all ranks: the slowest rank's time, or why some rank can't run it."""
-    run: Callable[[], float] | None = None
-    own = _OK
-    with _Telling(ranks, f"{index}/ready", item):
-        try:
-            run = measurer.prepare(item.problem, item.plan)
-        except MkcompileError as error:
-            own = f"{type(error).__name__}: {error}"
-    said = ranks.exchange(f"{index}/ready", own)
-    _raise_if_broken(said, item)
-    unable = [f"rank {rank}: {text}" for rank, text in enumerate(said) if text != _OK]
-    if unable:
-        return Measured(plan=item.plan, error="; ".join(unable))
-    assert run is not None
-    with _Telling(ranks, f"{index}/ran", item):
-        seconds = run()
-    times = ranks.exchange(f"{index}/ran", repr(seconds))
-    _raise_if_broken(times, item)
-    return Measured(plan=item.plan, seconds=max(float(text) for text in times))
+@dataclass(slots=True, kw_only=True)
+class _Session:
+    """One run of `tune` on this rank."""
+
+    measurer: Measurer
+    ranks: Ranks
+    rounds: int
+    progress: Progress
+    todo: list[Item] = field(default_factory=list)
+
+    def measure(self, entry: str) -> list[Measured]:
+        """The entry's open candidates on all ranks: the slowest rank's time, or why some rank can't run one."""
+        outcomes: list[Measured] = []
+        runs: list[tuple[Item, Callable[[], float]]] = []
+        for index, item in enumerate(self.todo):
+            if item.entry != entry:
+                continue
+            self.progress(index, len(self.todo), f"{item.plan.name} m={item.problem.m}")
+            run, error = self._ready(index, item)
+            if run is None:
+                outcomes.append(Measured(plan=item.plan, error=error))
+            else:
+                runs.append((item, run))
+        return [*outcomes, *self._run(entry, runs)]
+
+    def _ready(self, index: int, item: Item) -> tuple[Callable[[], float] | None, str]:
+        """What runs the candidate, if every rank has it; else each rank's reason."""
+        run: Callable[[], float] | None = None
+        own = _OK
+        with _Telling(self.ranks, f"{index}/ready", item):
+            try:
+                run = self.measurer.prepare(item.problem, item.plan)
+            except MkcompileError as error:
+                own = f"{type(error).__name__}: {error}"
+        said = self.ranks.exchange(f"{index}/ready", own)
+        _raise_if_broken(said, item)
+        unable = [f"rank {rank}: {text}" for rank, text in enumerate(said) if text != _OK]
+        return (None if unable else run), "; ".join(unable)
+
+    def _run(self, entry: str, runs: Sequence[tuple[Item, Callable[[], float]]]) -> list[Measured]:
+        """All candidates in turn, so that each meets the same heat of the chip and the same neighbours."""
+        samples: list[list[float]] = [[] for _ in runs]
+        key = f"{entry}/ran"
+        for number in range(self.rounds + 1):
+            for (item, run), taken in zip(runs, samples, strict=True):
+                with _Telling(self.ranks, key, item):
+                    seconds = run()
+                if number:
+                    taken.append(seconds)
+        if not runs:
+            return []
+        said = self.ranks.exchange(key, json.dumps(samples))
+        _raise_if_broken(said, runs[0][0])
+        by_rank = [json.loads(text) for text in said]
+        return [
+            Measured(plan=item.plan, seconds=_slowest_median([each[index] for each in by_rank]))
+            for index, (item, _) in enumerate(runs)
+        ]
+
+
+def _slowest_median(by_rank: Sequence[Sequence[float]]) -> float:
+    """The median over the rounds of the slowest rank's time in each."""
+    return statistics.median(max(each) for each in zip(*by_rank, strict=True))
 
 
 _BROKEN = "broken: "
@@ -142,7 +193,7 @@ _BROKEN = "broken: "
 def _raise_if_broken(said: Sequence[str], item: Item) -> None:
     broken = [f"rank {rank} failed: {t.removeprefix(_BROKEN)}" for rank, t in enumerate(said) if t.startswith(_BROKEN)]
     if broken:
-        raise TuneError(f"tuning {item.plan.name} at m={item.problem.m}: {'; '.join(broken)}")
+        raise TuneError(f"tuning {item.problem.operator} at m={item.problem.m}: {'; '.join(broken)}")
 
 
 class _Telling:
@@ -157,7 +208,7 @@ class _Telling:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is None:
             return
-        self._ranks.say(self._key, f"{_BROKEN}{type(error).__name__}: {error}")
+        where = f"{self._item.plan.name} at m={self._item.problem.m}"
+        self._ranks.say(self._key, f"{_BROKEN}{where}: {type(error).__name__}: {error}")
         if isinstance(error, Exception):
-            where = f"{self._item.plan.name} at m={self._item.problem.m}"
             raise TuneError(f"tuning {where}: this rank ({self._ranks.rank}) failed: {error}") from error
