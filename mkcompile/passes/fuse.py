@@ -10,7 +10,7 @@ from torch import fx
 
 from mkcompile.config import FusePolicy
 from mkcompile.ops.problem import Problem
-from mkcompile.passes import normalise
+from mkcompile.passes import facts, normalise
 from mkcompile.passes.choose import Candidate, choose
 from mkcompile.passes.finders import finders
 from mkcompile.passes.graph import collectives, erase_dead, erase_with_waits, shape_of
@@ -62,6 +62,7 @@ def fuse(graph: fx.Graph, judge: Judge = fuse_all, policy: FusePolicy = "always"
     sites = [_site(node, fused.get(node) or findings.refusal(node)) for node in nodes]
     if fused:
         erase_unused(graph, list(fused))
+        facts.mark(graph)
     return sites
 
 

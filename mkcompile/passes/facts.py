@@ -1,0 +1,138 @@
+"""What the runtime may know of a call's place in its graph: whether its result stays inside, what runs beside it.
+
+Facts go into the call's plan key. They hold for every order that Inductor may run the graph in, and are the same on all
+ranks, since the graph is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+from torch._inductor import config as inductor_config
+
+from mkcompile.ops.gemm_all_reduce import GemmAllReduce
+from mkcompile.passes.graph import CAST, VIEWS, WAIT, aten, is_call, prims
+from mkcompile.plan import key
+
+_OURS = "mkcompile"
+# Operators of these namespaces talk to other ranks, or lie about streams.
+_COMMUNICATION = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem", "_dtensor")
+_STREAMS = "streams"
+# Copies that Inductor may leave out, and updates that it may do in place: the result can then be the argument itself.
+_MAY_VANISH = (
+    *VIEWS,
+    *CAST,
+    aten._unsafe_index_put.default,
+    aten.as_strided_scatter.default,
+    aten.cat.default,
+    aten.constant_pad_nd.default,
+    aten.copy.default,
+    aten.diagonal_scatter.default,
+    aten.index_put.default,
+    aten.pow.Tensor_Scalar,
+    aten.repeat.default,
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+    prims.device_put.default,
+)
+
+
+def mark(graph: fx.Graph) -> None:
+    """Write the facts of each fused call into its plan key."""
+    calls = [node for node in graph.nodes if _namespace(node) == _OURS and node.args[-1]]
+    if not calls:
+        return
+    can_plan = _can_plan_results(graph)
+    alone = _alone(graph, calls)
+    for node in calls:
+        facts = [key.ALONE] if node in alone else []
+        if can_plan and _opname(node) == GemmAllReduce.NAME and _stays(node):
+            facts.append(key.STAYS)
+        node.args = (*node.args[:-1], key.with_facts(str(node.args[-1]), facts))
+
+
+def _namespace(node: fx.Node) -> str:
+    target = node.target
+    return target.namespace if node.op == "call_function" and isinstance(target, torch._ops.OpOverload) else ""
+
+
+def _opname(node: fx.Node) -> str:
+    assert isinstance(node.target, torch._ops.OpOverload)
+    return str(node.target._opname)
+
+
+def _can_plan_results(graph: fx.Graph) -> bool:
+    """Inductor's Python code on one stream frees what is dead; a graph of its own would have to own the memory."""
+    if inductor_config.cpp_wrapper or inductor_config.triton.cudagraphs:
+        return False
+    return not any(_namespace(node) == _STREAMS or "stream" in node.meta.get("custom", ()) for node in graph.nodes)
+
+
+def _stays(call: fx.Node) -> bool:
+    """Neither the result nor anything that may be the same memory is returned, saved, written to or communicated."""
+    seen, left = {call}, [call]
+    while left:
+        for user in left.pop().users:
+            if user in seen:
+                continue
+            seen.add(user)
+            if not _only_reads(user):
+                return False
+            if _may_alias(user):
+                left.append(user)
+    return True
+
+
+def _only_reads(user: fx.Node) -> bool:
+    if is_call(user, WAIT) or _is_getitem(user):
+        return True
+    if _namespace(user) in ("", *_COMMUNICATION):  # outputs, higher-order operators and whatever else is not known
+        return False
+    if _opname(user).startswith("_foreach"):  # may be done in place
+        return False
+    return not user.target._schema.is_mutable  # type: ignore[union-attr]
+
+
+def _may_alias(user: fx.Node) -> bool:
+    if is_call(user, (*_MAY_VANISH, *WAIT)) or _is_getitem(user):
+        return True
+    return any(one.alias_info is not None for one in user.target._schema.returns)  # type: ignore[union-attr]
+
+
+def _is_getitem(node: fx.Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+
+
+def _alone(graph: fx.Graph, calls: list[fx.Node]) -> set[fx.Node]:
+    """The calls beside which no other collective of the graph can run: each has been waited for before, or comes after.
+
+    One bit for each call, collective and wait: a node has the bits of all that it depends on.
+    """
+    others = [node for node in graph.nodes if _namespace(node) in _COMMUNICATION and not is_call(node, WAIT)]
+    if not others:
+        return set(calls)
+    bits = {node: 1 << i for i, node in enumerate([*calls, *others, *_waits(graph)])}
+    depends = _dependences(graph, bits)
+    return {call for call in calls if all(_apart(call, other, bits, depends) for other in others)}
+
+
+def _waits(graph: fx.Graph) -> Iterator[fx.Node]:
+    return (node for node in graph.nodes if is_call(node, WAIT))
+
+
+def _dependences(graph: fx.Graph, bits: dict[fx.Node, int]) -> dict[fx.Node, int]:
+    depends: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        mask = bits.get(node, 0)
+        for source in node.all_input_nodes:
+            mask |= depends[source]
+        depends[node] = mask
+    return depends
+
+
+def _apart(call: fx.Node, other: fx.Node, bits: dict[fx.Node, int], depends: dict[fx.Node, int]) -> bool:
+    if depends[other] & bits[call]:
+        return True
+    return any(depends[call] & bits[user] for user in other.users if is_call(user, WAIT))
