@@ -11,6 +11,7 @@ import datetime
 import multiprocessing
 import multiprocessing.process
 import os
+import re
 import subprocess
 import tempfile
 import threading
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     )
     wanted = tuple(given.contender or CONTENDERS)
     found = {} if given.again else results.read(given.out)
-    every = selection.cells(device)
+    every = [cell for cell in selection.cells(device) if re.search(given.select, str(cell))]
     cells = [cell for cell in every if not results.is_done(cell, cell.contenders(wanted, device), found)]
     console = Console(stderr=True)
     console.print(f"{len(cells)} of {len(every)} cells to measure, {device}, into {given.out}")
@@ -77,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--form", choices=FORMS, action="append", default=[], help="may be repeated")
     parser.add_argument("--tokens", type=_tokens, action="append", default=[], metavar="BxT", help="may be repeated")
     parser.add_argument("--mode", choices=MODES, action="append", default=[], help="may be repeated")
+    parser.add_argument(
+        "--select", default="", metavar="REGEX", help="of these only what matches, as progress names it"
+    )
     parser.add_argument("--contender", choices=CONTENDERS, action="append", default=[], help="may be repeated")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--forward-only", action="store_true", help="leave backward out")
