@@ -78,9 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--form", choices=FORMS, action="append", default=[], help="may be repeated")
     parser.add_argument("--tokens", type=_tokens, action="append", default=[], metavar="BxT", help="may be repeated")
     parser.add_argument("--mode", choices=MODES, action="append", default=[], help="may be repeated")
-    parser.add_argument(
-        "--select", default="", metavar="REGEX", help="of these only what matches, as progress names it"
-    )
+    parser.add_argument("--select", default="", metavar="REGEX", help="only cells whose name matches")
     parser.add_argument("--contender", choices=CONTENDERS, action="append", default=[], help="may be repeated")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--forward-only", action="store_true", help="leave backward out")
