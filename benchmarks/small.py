@@ -78,6 +78,12 @@ def shapes(options: argparse.Namespace) -> list[Shape]:
     return [one for one in SHAPES if f"{one.n}x{one.k}" in weights and one.m in (options.rows or (one.m,))]
 
 
+def operators(options: argparse.Namespace, shape: Shape) -> list[OperatorName]:
+    """Those that have such a shape: rows that are scattered must be as many for every rank."""
+    chosen = options.op or OPERATORS
+    return [op for op in chosen if op != "gemm_reduce_scatter" or shape.m % options.world == 0]
+
+
 def rotation_of(shape: Shape, seed: int) -> Rotation:
     """Different on every rank."""
     generator = torch.Generator(device="cuda").manual_seed(1000 * seed + dist.get_rank())
@@ -213,9 +219,7 @@ def worker(rank: int, options: argparse.Namespace, port: int) -> None:
         dist.all_reduce(late, dist.ReduceOp.MAX, group=bench.host_group)
         if late:
             break
-        for op in options.op or OPERATORS:
-            if op == "gemm_reduce_scatter" and shape.m % arena.world:
-                continue
+        for op in operators(options, shape):
             for row in rows_of(bench, op, shape, options):
                 if rank == 0:
                     with options.out.open("a", encoding="utf-8") as file:
@@ -231,7 +235,7 @@ def needed_configs(options: argparse.Namespace) -> list[KernelConfig]:
     found = {
         variant.config: None
         for shape in shapes(options)
-        for op in options.op or OPERATORS
+        for op in operators(options, shape)
         for _, variant in variants(op, shape, options.world)
     }
     return list(found)

@@ -61,9 +61,14 @@ class Variant:
         return f"{self.config.name} grid{self.schedule.grid}{lag}"
 
 
+def num_sms() -> int:
+    """Of the current device."""
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+
+
 def max_grid() -> int:
-    """Blocks of a launch."""
-    return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count - _SM_RESERVE
+    """Blocks of a cooperative launch."""
+    return num_sms() - _SM_RESERVE
 
 
 def size_of(op: OperatorName, shape: Shape, world: int) -> LaunchSize:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from mkcompile.runtime.kernel_config import TILES, OperatorName
-from mkcompile.runtime.tile_schedule import choose_schedule
+from mkcompile.runtime.kernel_config import KernelConfig, OperatorName
+from mkcompile.runtime.stream_schedule import can_stream, stream_configs, stream_schedule
+from mkcompile.runtime.tile_schedule import LaunchSize
 
 from .shapes import Shape
-from .small_contenders import Variant, default_configs, default_variant, max_grid, size_of
+from .small_contenders import Variant, default_configs, default_variant, max_grid, num_sms, size_of
 
 Named = list[tuple[str, Variant]]
-_MOST_WAVES = 12
+_MOST_WAVES = 8
 
 
 def chosen_variants(op: OperatorName, shape: Shape, world: int) -> Named:
@@ -19,15 +20,19 @@ def chosen_variants(op: OperatorName, shape: Shape, world: int) -> Named:
 
 
 def swept_variants(op: OperatorName, shape: Shape, world: int) -> Named:
-    """All tiles that are not absurd."""
+    """The runtime's choice of tiles, and every streaming kernel that is not absurd."""
     size = size_of(op, shape, world)
-    found: Named = []
-    for name, base in default_configs(op):
-        for tile in TILES:
-            config = base.with_tile(*tile)
-            tiles = size.tiles_per_owner(config) * size.world
-            if tiles > _MOST_WAVES * max_grid() or (tile[0] == 128 and size.m <= 64):
-                continue
-            variant = Variant(config=config, schedule=choose_schedule(config, size, max_grid()))
-            found.append((f"{name} {variant.text}", variant))
+    found = [(f"{name} {variant.text}", variant) for name, variant in chosen_variants(op, shape, world)]
+    for config in stream_configs(default_configs(op)[0][1]):
+        if not _is_sensible(config, size):
+            continue
+        variant = Variant(config=config, schedule=stream_schedule(config, size, num_sms()))
+        found.append((f"mkcompile {variant.text}", variant))
     return found
+
+
+def _is_sensible(config: KernelConfig, size: LaunchSize) -> bool:
+    tiles = size.tiles(config)
+    fills = tiles * config.split >= num_sms() // 4
+    wastes = config.block_m == 128 and size.m <= 64
+    return can_stream(config, size, num_sms()) and fills and not wastes and tiles <= _MOST_WAVES * num_sms()

@@ -9,6 +9,7 @@ from typing import Any
 from mkcompile.errors import MkcompileError, UnsupportedDeviceError
 
 _COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+_CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _PEER_ACCESS_ALREADY_ENABLED = 704
 _HOST_PORTABLE_AND_MAPPED = 3
@@ -108,6 +109,13 @@ def cooperative_attribute() -> LaunchAttribute:
     """All blocks of the launch are resident at once, or the launch fails."""
     attribute = LaunchAttribute(id=_COOPERATIVE)
     attribute.value[0] = 1
+    return attribute
+
+
+def cluster_attribute(num_blocks: int) -> LaunchAttribute:
+    """Runs of so many blocks share a corner of the chip and reach each other's shared memory."""
+    attribute = LaunchAttribute(id=_CLUSTER_DIMENSION)
+    attribute.value[0], attribute.value[1], attribute.value[2] = num_blocks, 1, 1
     return attribute
 
 

@@ -8,8 +8,9 @@ from itertools import product
 from typing import Literal
 
 from mkcompile.errors import OperatorInputError
+from mkcompile.runtime import gather_abi
 
-OperatorName = Literal["gemm", "gemm_reduce_scatter", "gemm_all_reduce"]
+OperatorName = Literal["gemm", "gemm_reduce_scatter", "gemm_all_reduce", "all_gather_gemm"]
 Broadcast = Literal["none", "direct", "staged", "multicast"]
 DtypeName = Literal["bfloat16", "float16"]
 WeightLayout = Literal["nk", "kn"]
@@ -18,8 +19,15 @@ Activation = Literal["none", "relu", "gelu_tanh", "gelu_erf", "silu"]
 NUM_THREADS = 384
 BLOCK_K = 64
 _SHARED_LIMIT_BYTES = 232448
+_FLAGS = {True: "true", False: "false"}
 _ELEMENTS = {"bfloat16": "Bf16", "float16": "Fp16"}
 _ACTIVATIONS = {"none": "kNone", "relu": "kRelu", "gelu_tanh": "kGeluTanh", "gelu_erf": "kGeluErf", "silu": "kSilu"}
+#: Barriers of the rings through which blocks move shards. Source: GatherTile in csrc/device/gather.cuh.
+_GATHER_SHARED_BYTES = 112
+_OPERATORS = {
+    "gemm": "Gemm", "gemm_reduce_scatter": "GemmReduceScatter", "gemm_all_reduce": "GemmAllReduce",
+    "all_gather_gemm": "AllGatherGemm",
+}  # fmt: skip
 _BROADCASTS = {"none": "kNone", "direct": "kDirect", "staged": "kStaged", "multicast": "kMulticast"}
 
 #: Tiles (rows, columns) from the smallest to the largest.
@@ -27,6 +35,11 @@ TILES = (
     (64, 32), (64, 64), (64, 128), (64, 256),
     (128, 64), (128, 128), (128, 160), (128, 192), (128, 224), (128, 256),
 )  # fmt: skip
+#: Those that an all-gather kernel may have.
+GATHER_TILES = tuple(tile for tile in TILES if tile not in ((64, 32), (128, 64)))
+#: Tiles of the kernels for few rows, and among how many blocks of a cluster each may be shared.
+STREAM_TILES = ((64, 32), (64, 64), (64, 128), (128, 32), (128, 64), (128, 128))
+SPLITS = (1, 2, 4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +48,9 @@ class KernelConfig:
 
     `stages` 0 takes as many as fit. `broadcast` is for `gemm_all_reduce`: finished tiles go `direct` into every
     rank's result, which then lies in memory that peers can write; `staged` through the workspace into any memory; or by
-    `multicast` to one address behind which all results lie (compiled and inspected only: it has never run).
+    `multicast` to one address behind which all results lie (compiled and inspected only: it has never run). With
+    `trace` the kernel writes its timeline (`csrc/abi/trace.h`). `streams` is the form for few rows: one-shot, and each
+    tile shared by the `split` blocks of a cluster.
 
     Raises: OperatorInputError for a combination that does not exist.
     """
@@ -49,17 +64,23 @@ class KernelConfig:
     has_bias: bool = False
     activation: Activation = "none"
     broadcast: Broadcast = "none"
+    trace: bool = False
+    streams: bool = False
+    split: int = 1
 
     def __post_init__(self) -> None:
-        if (self.block_m, self.block_n) not in TILES:
-            raise OperatorInputError(f"no tile {self.block_m}x{self.block_n}; tiles: {TILES}")
+        tiles = STREAM_TILES if self.streams else TILES
+        if (self.block_m, self.block_n) not in tiles:
+            raise OperatorInputError(f"no tile {self.block_m}x{self.block_n}; tiles: {tiles}")
+        if self.split not in (SPLITS if self.streams else (1,)) or self.group_n % (8 * self.split):
+            raise OperatorInputError(f"{self.split} blocks can't share a tile of {self.block_m}x{self.block_n}")
         if self.dtype not in _ELEMENTS:
             raise OperatorInputError(f"fused kernels take bfloat16 and float16, not {self.dtype}")
         if self.weight_layout not in ("nk", "kn"):
             raise OperatorInputError(f"a weight must be contiguous along n or k; layout {self.weight_layout!r}")
         if self.activation != "none" and self.operator != "gemm":
             raise OperatorInputError(f"{self.operator} has no activation")
-        if (self.broadcast != "none") != (self.operator == "gemm_all_reduce"):
+        if (self.broadcast != "none") != (self.operator == "gemm_all_reduce" and not self.streams):
             raise OperatorInputError(f"{self.operator} can't have broadcast={self.broadcast!r}")
         if self.stages == 0:
             object.__setattr__(self, "stages", min(12, self._stages_that_fit()))
@@ -92,10 +113,14 @@ class KernelConfig:
         return self.block_m * self.block_n * 2
 
     def _fixed_shared_bytes(self) -> int:
+        if self.streams:
+            slice_bytes = self.group_n // 8 // self.split * 256 * 16
+            return 1024 + (self.split - 1) * slice_bytes + 2 * 8 + 16
         spare_bytes = 2 * 64 * self.panel_n * 2 if self.broadcast == "staged" else 0
         copy_barriers = 2 + 2 * self.num_panels if self.broadcast == "staged" else 0
         barriers = 3 * 2 * self.num_panels + copy_barriers + 1
-        return 1024 + self.tile_bytes + spare_bytes + barriers * 8 + 16
+        gather_bytes = _GATHER_SHARED_BYTES if self.operator == "all_gather_gemm" else 0
+        return 1024 + self.tile_bytes + spare_bytes + barriers * 8 + 16 + gather_bytes
 
     def _stage_bytes(self) -> int:
         operands, barriers, note = (self.block_m + self.block_n) * BLOCK_K * 2, 16, 8
@@ -119,28 +144,47 @@ class KernelConfig:
         parts = [self.operator, f"{self.block_m}x{self.block_n}", f"s{self.stages}", self.dtype, self.weight_layout]
         parts += ["bias"] if self.has_bias else []
         parts += [part for part in (self.activation, self.broadcast) if part != "none"]
+        parts += [f"stream{self.split}"] if self.streams else []
+        parts += ["trace"] if self.trace else []
         return "_".join(parts)
+
+    def _operator(self) -> str:
+        """The C++ type that the kernel runs."""
+        arguments = f"Tile, mk::{_ELEMENTS[self.dtype]}, {_FLAGS[self.has_bias]}"
+        if self.operator == "gemm":
+            arguments += f", mk::Activation::{_ACTIVATIONS[self.activation]}"
+        if self.operator == "gemm_all_reduce" and not self.streams:
+            arguments += f", mk::Broadcast::{_BROADCASTS[self.broadcast]}"
+        return f"mk::{'Stream' if self.streams else ''}{_OPERATORS[self.operator]}<{arguments}>"
+
+    def _tile(self) -> str:
+        """The C++ type of the tile."""
+        shape = f"{self.block_m}, {self.block_n}, {self.stages}, {_FLAGS[self.weight_layout == 'kn']}"
+        if self.streams:
+            return f"mk::StreamShape<{shape}, {self.split}>"
+        tile = f"mk::TileShape<{shape}, {_FLAGS[self.broadcast == 'staged']}>"
+        return f"mk::GatherTile<{tile}>" if self.operator == "all_gather_gemm" else tile
 
     def source(self) -> str:
         """The translation unit: one kernel, `mk_kernel`."""
-        flags = {True: "true", False: "false"}
-        tile = (
-            f"mk::TileShape<{self.block_m}, {self.block_n}, {self.stages}, {flags[self.weight_layout == 'kn']}, "
-            f"{flags[self.broadcast == 'staged']}>"
+        call, parameters, given, assertions = (
+            "run_block",
+            "const __grid_constant__ mk::LaunchArguments args",
+            "args",
+            "",
         )
-        arguments = f"Tile, mk::{_ELEMENTS[self.dtype]}, {flags[self.has_bias]}"
-        operator = {
-            "gemm": f"mk::Gemm<{arguments}, mk::Activation::{_ACTIVATIONS[self.activation]}>",
-            "gemm_reduce_scatter": f"mk::GemmReduceScatter<{arguments}>",
-            "gemm_all_reduce": f"mk::GemmAllReduce<{arguments}, mk::Broadcast::{_BROADCASTS[self.broadcast]}>",
-        }[self.operator]
+        if self.streams:
+            call = "run_stream_block"
+        if self.operator == "all_gather_gemm":
+            call, given, assertions = "run_gather_block", "args, gather", gather_abi.assertions()
+            parameters += ", const __grid_constant__ mk::GatherArguments gather"
         return (
+            f"namespace mk {{ inline constexpr bool kTrace = {_FLAGS[self.trace]}; }}\n"
             f'#include "device/operators/{self.operator}.cuh"\n'
-            f"using Tile = {tile};\n"
+            f"using Tile = {self._tile()};\n"
             f"static_assert(Tile::kSharedBytes == {self.shared_bytes} && mk::kThreads == {NUM_THREADS});\n"
             f'extern "C" __global__ void __launch_bounds__({NUM_THREADS}, 1)\n'
-            f"mk_kernel(const __grid_constant__ mk::LaunchArguments args) {{\n"
-            f"  mk::run_block<{operator}>(args);\n}}\n"
+            f"mk_kernel({parameters}) {{\n  mk::{call}<{self._operator()}>({given});\n}}\n{assertions}"
         )
 
 
@@ -152,6 +196,9 @@ def all_configs() -> list[KernelConfig]:
     dtypes: tuple[DtypeName, ...] = ("bfloat16", "float16")
     layouts: tuple[WeightLayout, ...] = ("nk", "kn")
     configs: list[KernelConfig] = []
+    for (block_m, block_n), dtype, layout, has_bias in product(GATHER_TILES, dtypes, layouts, (False, True)):
+        common = {"block_m": block_m, "block_n": block_n, "dtype": dtype, "weight_layout": layout, "has_bias": has_bias}
+        configs.append(KernelConfig(operator="all_gather_gemm", **common))  # type: ignore[arg-type]
     for (block_m, block_n), dtype, layout, has_bias in product(TILES, dtypes, layouts, (False, True)):
         common = {"block_m": block_m, "block_n": block_n, "dtype": dtype, "weight_layout": layout, "has_bias": has_bias}
         configs += [KernelConfig(operator="gemm", activation=name, **common) for name in _ACTIVATIONS]  # type: ignore[arg-type]

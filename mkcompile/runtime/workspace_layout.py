@@ -10,6 +10,9 @@ from mkcompile.runtime.kernel_config import KernelConfig
 
 _ALIGNMENT_BYTES = 1024
 _FLAG_BYTES = 4
+# Share of a workspace for words that are data and flag in one, and the most that they may take.
+_MAILBOX_SHARE = 4
+MAILBOX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,7 @@ class StagingSlots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkspaceLayout:
-    """Header and flags, then two staging regions: launches alternate between them.
+    """Header, flags and mailboxes, then two staging regions: launches alternate between mailboxes and between regions.
 
     Units: `total_bytes` bytes of one rank's workspace; `max_tiles` tiles that one rank may own in a launch.
     Raises: WorkspaceError where nothing is left for staging.
@@ -42,15 +45,34 @@ class WorkspaceLayout:
             raise WorkspaceError(f"{self.total_bytes} bytes are too few: flags alone take {self.region_offset}")
 
     @property
-    def region_offset(self) -> int:
-        """Bytes from the workspace's start to its first staging region; what lies before must be zero at first."""
+    def mailbox_offset(self) -> int:
+        """Bytes from the workspace's start to the mailboxes of even epochs; those of odd epochs follow."""
         end = WORKSPACE_HEADER_BYTES + NUM_FLAG_KINDS * self.world * self.max_tiles * _FLAG_BYTES
         return -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+    @property
+    def mailbox_bytes(self) -> int:
+        """Bytes for each other rank, of each parity."""
+        mailboxes_bytes = min(MAILBOX_BYTES, self.total_bytes // _MAILBOX_SHARE)
+        return mailboxes_bytes // (2 * (self.world - 1)) // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
+
+    @property
+    def region_offset(self) -> int:
+        """Bytes from the workspace's start to its first staging region; what lies before must be zero at first."""
+        return self.mailbox_offset + 2 * (self.world - 1) * self.mailbox_bytes
 
     @property
     def region_bytes(self) -> int:
         """Bytes of each of the two regions."""
         return (self.total_bytes - self.region_offset) // 2 // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
+
+    def require_mailbox(self, config: KernelConfig, tiles: int) -> None:
+        """Raises: WorkspaceError where the tiles of a launch do not fit."""
+        if tiles * config.tile_bytes > self.mailbox_bytes:
+            raise WorkspaceError(
+                f"{tiles} tiles of {config.tile_bytes} bytes; the mailboxes hold {self.mailbox_bytes} bytes a rank; "
+                f"raise MKCOMPILE_ARENA_BYTES"
+            )
 
     def slots_for(self, config: KernelConfig, tiles_per_owner: int) -> StagingSlots:
         """As many slots as there are tiles, or a ring of as many as fit.

@@ -10,6 +10,16 @@ NO_WAIT = (
     "  u32 seen = load_acquire_sys(flag);\n  if (reached(seen, epoch)) return true;\n  const u64",
     "  u32 seen = load_acquire_sys(flag);\n  if (reached(seen, epoch) || true) return true;\n  const u64",
 )
+#: A streaming kernel takes the words of its mailbox as they are.
+NO_MAIL = ("device/mailbox.cuh", "  while (missing != 0) {\n", "  while (missing == ~0u) {\n")
+#: It does not give them back.
+NO_CLEAR = (
+    "device/mailbox.cuh",
+    "    if (!wanted[u]) continue;\n    // Relaxed: the roll",
+    "    continue;\n    // Relaxed: the roll",
+)
+#: Blocks of a cluster do not wait for each other's sums.
+NO_EXCHANGE = ("device/stream_epilogue.cuh", "      exchange.await_all(args);\n", "")
 
 
 def without(headers: Mapping[str, str], name: str, healthy: str, broken: str) -> dict[str, str]:

@@ -24,6 +24,7 @@ from mkcompile.runtime.kernel import (
     load_kernel,
 )
 from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.stream_schedule import stream_schedule
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule, choose_schedule
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
@@ -136,6 +137,8 @@ class RankGroup:
         """The runtime's own choice, with a grid that leaves room for the other ranks of this GPU."""
         n = given.w.shape[0 if config.weight_layout == "nk" else 1]
         size = LaunchSize(m=given.x.shape[0], n=n, k=given.x.shape[1], world=self.world, segments=segments)
+        if config.streams:
+            return stream_schedule(config, size, self.max_grid())
         return choose_schedule(config, size, self.max_grid())
 
     def run(self, launches: Sequence[PreparedLaunch], ranks: Sequence[int] | None = None) -> None:

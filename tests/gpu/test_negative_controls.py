@@ -14,9 +14,9 @@ from .test_reductions import BOTH, config_of, expected_of
 from .truth import summed
 
 
-def load_broken(config: KernelConfig, device: int) -> LoadedKernel:
-    """The kernel with all waits for peers removed."""
-    headers = without(sources.headers(), *NO_WAIT)
+def load_broken(config: KernelConfig, device: int, defect: tuple[str, str, str] = NO_WAIT) -> LoadedKernel:
+    """The kernel with a defect: by default all waits for peers removed."""
+    headers = without(sources.headers(), *defect)
     image = nvrtc.compile_cubin("broken", config.source() + abi.assertions(), headers, OPTIONS).image
     function = driver.load_function(image, "mk_kernel", config.shared_bytes, device)
     return LoadedKernel(config=config, device_idx=device, function=function)

@@ -20,7 +20,7 @@ from mkcompile.runtime.kernel import OPTIONS, compile_kernel
 from mkcompile.runtime.kernel_config import KernelConfig, all_configs
 from mkcompile.runtime.warmup import warm_up
 
-from ..gpu.broken_kernels import NO_WAIT, without
+from ..gpu.broken_kernels import NO_CLEAR, NO_EXCHANGE, NO_MAIL, NO_WAIT, without
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
 
@@ -33,6 +33,9 @@ CONFIGS = [
     KernelConfig(operator="gemm_all_reduce", broadcast="direct", block_n=128),
     KernelConfig(operator="gemm_all_reduce", broadcast="staged", dtype="float16", has_bias=True),
     KernelConfig(operator="gemm_all_reduce", broadcast="multicast"),
+    KernelConfig(streams=True, block_m=128, block_n=64, split=2, activation="silu"),
+    KernelConfig(operator="gemm_all_reduce", streams=True, block_m=128, block_n=128),
+    KernelConfig(operator="gemm_reduce_scatter", streams=True, block_m=64, block_n=64, split=4, has_bias=True),
 ]
 MAX_REGISTERS = 168  # 65536 / 384 threads, what the launch may take
 
@@ -73,9 +76,9 @@ def test_machine_code(config: KernelConfig, tmp_path: Path) -> None:
     assert re.search(rf"HGMMA\.64x{config.group_n}x16\.F32", code)
     assert code.count("USETMAXREG") == 2
     assert not re.search(r"\b(LDL|STL)\b", code)
-    assert "UTMALDG.2D" in code and "UTMASTG.3D" in code
+    assert "UTMALDG.2D" in code and ("UTMASTG.3D" in code) == (not config.streams)
     if config.reduces:
-        assert "MEMBAR.ALL.SYS" in code and "UBLKCP" in code
+        assert "MEMBAR.ALL.SYS" in code and ("UBLKCP" in code) == (not config.streams)
 
 
 @pytest.mark.slow
@@ -113,6 +116,13 @@ def test_planted_defects_still_fit_the_sources() -> None:
     broken = without(headers, *NO_WAIT)
     assert [name for name in headers if headers[name] != broken[name]] == ["device/sync.cuh"]
     config = KernelConfig(operator="gemm_reduce_scatter", block_m=64, block_n=64)
+    assert nvrtc.compile_cubin("broken", config.source(), broken, OPTIONS).resources.is_clean
+
+
+@pytest.mark.parametrize("defect", [NO_MAIL, NO_CLEAR, NO_EXCHANGE], ids=["mail", "clear", "exchange"])
+def test_planted_defects_still_fit_the_streaming_kernels(defect: tuple[str, str, str]) -> None:
+    config = KernelConfig(operator="gemm_reduce_scatter", streams=True, block_m=64, block_n=32, split=2)
+    broken = without(sources.headers(), *defect)
     assert nvrtc.compile_cubin("broken", config.source(), broken, OPTIONS).resources.is_clean
 
 

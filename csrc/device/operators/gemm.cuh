@@ -7,6 +7,7 @@
 //          empty panels           full panels
 // store    full panels            empty panels     out
 #include "device/block.cuh"
+#include "device/stream.cuh"
 
 namespace mk {
 
@@ -36,6 +37,16 @@ struct Gemm {
   using Sink = LocalSink<Gemm>;
   static constexpr OperatorId kOperator = kGemm;
   static constexpr bool kReduces = false, kHasBias = kHasBias_;
+  static constexpr Activation kActivation = kActivation_;
+};
+
+/// Few rows: no store role, the compute role stores from registers.
+template <class Tile_, class Element_, bool kHasBias_, Activation kActivation_>
+struct StreamGemm {
+  using Tile = Tile_;
+  using Element = Element_;
+  static constexpr OperatorId kOperator = kGemm;
+  static constexpr bool kReduces = false, kScatters = false, kHasBias = kHasBias_;
   static constexpr Activation kActivation = kActivation_;
 };
 

@@ -17,6 +17,7 @@
 // A direct store into a peer's result needs no entry barrier: a tile is finished only after that peer's partial of this
 // launch has come, so its stream is inside this launch and earlier readers of the result are done.
 #include "device/block.cuh"
+#include "device/stream.cuh"
 
 namespace mk {
 
@@ -44,6 +45,22 @@ struct GemmAllReduce {
 
   /// Every tile goes to another rank.
   static MK_DEVICE bool publishes(const LaunchArguments&, const Schedule&, const Task&) { return true; }
+};
+
+/// Few rows, one-shot: every rank sends its partial to all others and sums.
+//
+// role     waits for                       signals                   touches
+// load     empty stages                    full stages               a, weight
+// compute  full stages, cluster's sums,    empty stages              bias; peers' mailboxes; own mailbox; out
+//          words of own mailbox
+// signal   entered of every peer           entered                   flags
+template <class Tile_, class Element_, bool kHasBias_>
+struct StreamGemmAllReduce {
+  using Tile = Tile_;
+  using Element = Element_;
+  static constexpr OperatorId kOperator = kGemmAllReduce;
+  static constexpr bool kReduces = true, kScatters = false, kHasBias = kHasBias_;
+  static constexpr Activation kActivation = Activation::kNone;
 };
 
 }  // namespace mk

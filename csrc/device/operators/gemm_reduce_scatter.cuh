@@ -11,6 +11,7 @@
 // signal   sent counts                      partial_ready at owners,  flags
 //                                           partial_free at peers
 #include "device/block.cuh"
+#include "device/stream.cuh"
 
 namespace mk {
 
@@ -30,6 +31,22 @@ struct GemmReduceScatter {
   static MK_DEVICE bool publishes(const LaunchArguments& args, const Schedule& schedule, const Task& task) {
     return task.owner != args.rank || task.index + args.slots < schedule.count(args.rank);
   }
+};
+
+/// Few rows, one-shot: every rank sends the owners' rows to them and sums its own.
+//
+// role     waits for                       signals                   touches
+// load     empty stages                    full stages               a, weight
+// compute  full stages, cluster's sums,    empty stages              bias; peers' mailboxes; own mailbox; out
+//          words of own mailbox
+// signal   entered of every peer           entered                   flags
+template <class Tile_, class Element_, bool kHasBias_>
+struct StreamGemmReduceScatter {
+  using Tile = Tile_;
+  using Element = Element_;
+  static constexpr OperatorId kOperator = kGemmReduceScatter;
+  static constexpr bool kReduces = true, kScatters = true, kHasBias = kHasBias_;
+  static constexpr Activation kActivation = Activation::kNone;
 };
 
 }  // namespace mk
