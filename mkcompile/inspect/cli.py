@@ -11,7 +11,7 @@ from rich.markup import escape
 
 import mkcompile
 from mkcompile.errors import MkcompileError
-from mkcompile.inspect.commands import delegated, doctor, explain
+from mkcompile.inspect.commands import delegated, doctor, explain, trace, tune
 
 # Exit statuses: 0 done, 1 what was asked for failed, 2 wrong use or something missing.
 FAILED, MISUSED = 1, 2
@@ -26,6 +26,8 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
     explain.add(commands)
     doctor.add(commands)
+    trace.add(commands)
+    tune.add(commands)
     delegated.add(commands)
     return top
 

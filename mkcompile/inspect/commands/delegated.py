@@ -38,22 +38,10 @@ COMMANDS = (
         needs="the repository's benchmarks folder: run it from a checkout, with two CUDA GPUs",
     ),
     Delegated(
-        name="tune",
-        module="mkcompile.plan.tune_command",
-        help="measure candidates on this machine and keep the best",
-        needs="a version of mkcompile with the tuner in it",
-    ),
-    Delegated(
         name="simulate",
         module="mkcompile.plan.simulate",
         help="predict whole steps of models on machines of 1 to 1024 GPUs",
         needs="a version of mkcompile with the simulator in it",
-    ),
-    Delegated(
-        name="trace",
-        module="mkcompile.runtime.trace",
-        help="read the timeline that kernels wrote (MKCOMPILE_TRACE=1)",
-        needs="a version of mkcompile with the trace reader in it",
     ),
     Delegated(
         name="warmup",

@@ -1,0 +1,1 @@
+"""`python -m mkcompile trace`: run something with traced kernels, write and draw its timeline."""

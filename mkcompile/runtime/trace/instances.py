@@ -1,0 +1,75 @@
+"""Which launch each task belongs to: kernels mark tasks with what was launched, and each block marks its stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mkcompile.runtime import abi
+from mkcompile.runtime.trace.record import RankTrace, Tasks
+
+ROLE = {name: number for number, name in enumerate(abi.TRACE_ROLES)}
+LANE = {name: number for number, name in enumerate(abi.TRACE_LANES)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One launch. `launch` indexes the rank's descriptions; `epoch` is 0 for kernels of one rank.
+
+    Units: `start_ns`, `end_ns` of the device's global timer, from the first task to the last.
+    """
+
+    launch: int
+    epoch: int
+    start_ns: int
+    end_ns: int
+    tasks: Tasks
+
+    @property
+    def span_us(self) -> float:
+        """From the first task to the last."""
+        return (self.end_ns - self.start_ns) / 1000
+
+
+def instances(trace: RankTrace) -> list[Instance]:
+    """All launches of which something was kept, by time. Tasks whose launch has left the rings are dropped."""
+    tasks = trace.tasks
+    stays = tasks[tasks["role"] == ROLE["block"]]
+    if not len(stays):
+        return []
+    first = np.sort(stays[stays["block"] == stays["block"].min()], order="start_ns")
+    number_of_stay = _nearest(stays, first)
+    number = np.full(len(tasks), -1)
+    for block in np.unique(stays["block"]):
+        of_block = stays["block"] == block
+        order = np.argsort(stays["start_ns"][of_block], kind="stable")
+        starts, numbers = stays["start_ns"][of_block][order], number_of_stay[of_block][order]
+        mine = np.flatnonzero(tasks["block"] == block)
+        at = np.searchsorted(starts, tasks["start_ns"][mine], side="right") - 1
+        number[mine] = np.where(at >= 0, numbers[np.maximum(at, 0)], -1)
+    return [_instance(first[i], tasks[number == i]) for i in range(len(first))]
+
+
+def _nearest(stays: Tasks, first: Tasks) -> NDArray[Any]:
+    """For each block's stay the launch, numbered as the stays of the first block, that it began in."""
+    chosen = np.zeros(len(stays), dtype=int)
+    for launch, epoch in np.unique(first[["launch", "tile"]]):
+        wanted = np.flatnonzero((first["launch"] == launch) & (first["tile"] == epoch))
+        mine = np.flatnonzero((stays["launch"] == launch) & (stays["tile"] == epoch))
+        starts = first["start_ns"][wanted].astype(np.int64)
+        distance = np.abs(stays["start_ns"][mine].astype(np.int64)[:, None] - starts[None, :])
+        chosen[mine] = wanted[distance.argmin(axis=1)]
+    return chosen
+
+
+def _instance(stay: Any, tasks: Tasks) -> Instance:
+    return Instance(
+        launch=int(stay["launch"]),
+        epoch=int(stay["tile"]),
+        start_ns=int(tasks["start_ns"].min()),
+        end_ns=int(tasks["end_ns"].max()),
+        tasks=tasks,
+    )

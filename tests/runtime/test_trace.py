@@ -1,0 +1,150 @@
+"""Reading timelines: rings, launches, clocks, numbers and files. All data are synthetic."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mkcompile.errors import OptionError
+from mkcompile.runtime import abi, trace
+from mkcompile.runtime.launcher import Launcher
+from mkcompile.runtime.trace.clocks import align
+from mkcompile.runtime.trace.exposed import covered_ns, summary
+from mkcompile.runtime.trace.file import Timeline, read, write
+from mkcompile.runtime.trace.instances import ROLE, instances
+from mkcompile.runtime.trace.record import Recorder, parse
+
+from .fakes import FakeDriver, FakePlatform
+from .synthetic_trace import EPILOGUE_NS, NUM_BLOCKS, TILE_NS, TILES, rank_trace, ring_bytes
+
+
+def test_rings_are_read_in_the_order_of_writing() -> None:
+    made = rank_trace(0, 0).tasks
+    tasks, overwritten = parse(ring_bytes(made, NUM_BLOCKS, 64), NUM_BLOCKS, 64)
+    assert overwritten == 0 and len(tasks) == len(made)
+    assert np.array_equal(np.sort(tasks), np.sort(made))
+    of_lane = tasks[(tasks["block"] == 1) & (tasks["lane"] == 0)]
+    assert np.all(np.diff(of_lane["start_ns"].astype(np.int64)) > 0)
+
+
+def test_full_rings_keep_the_newest() -> None:
+    made = rank_trace(0, 0, epochs=5).tasks
+    tasks, overwritten = parse(ring_bytes(made, NUM_BLOCKS, 8), NUM_BLOCKS, 8)
+    assert overwritten == len(made) - len(tasks) > 0
+    assert tasks["start_ns"].max() == made["start_ns"].max()
+    assert len(tasks[(tasks["block"] == 0) & (tasks["lane"] == 0)]) == 8
+
+
+def test_tasks_are_given_to_their_launches() -> None:
+    found = instances(rank_trace(0, 0, epochs=3))
+    assert [one.epoch for one in found] == [1, 2, 3]
+    for one in found:
+        assert (one.tasks["role"] == ROLE["mainloop"]).sum() == NUM_BLOCKS * TILES * 2
+        assert one.tasks["start_ns"].min() >= one.start_ns
+
+
+def test_tasks_whose_launch_was_overwritten_are_dropped() -> None:
+    made = rank_trace(0, 0, epochs=2)
+    tasks = made.tasks[~((made.tasks["role"] == ROLE["block"]) & (made.tasks["tile"] == 1))]
+    found = instances(replace(made, tasks=tasks))
+    assert [one.epoch for one in found] == [2]
+    assert len(found[0].tasks) < len(tasks)
+
+
+@pytest.mark.parametrize("ahead_ns", [0, 5_000_000, -123_456])
+def test_clocks_are_found_from_flags(ahead_ns: int) -> None:
+    clocks = align([rank_trace(0, 0), rank_trace(1, ahead_ns, late_ns=300)])
+    assert clocks[0].offset_ns == clocks[0].within_ns == 0
+    assert clocks[1].within_ns is not None and clocks[1].within_ns < 12_000
+    assert abs(clocks[1].offset_ns + ahead_ns) <= clocks[1].within_ns
+
+
+def test_clocks_without_flags_are_said_to_be_unknown() -> None:
+    made = rank_trace(1, 777_000)
+    silent = replace(made, tasks=made.tasks[made.tasks["role"] != ROLE["signal"]])
+    clocks = align([rank_trace(0, 0), silent])
+    assert clocks[1].within_ns is None and clocks[1].offset_ns == -777_000
+
+
+def test_exposed_time_is_what_no_block_computes() -> None:
+    (first, _) = summary(rank_trace(0, 0))
+    stay_us = (1_000 + TILES * (TILE_NS + EPILOGUE_NS) + 3_000 + 10 * (NUM_BLOCKS - 1)) / 1000
+    assert first.operator == "gemm_reduce_scatter" and first.num_blocks == NUM_BLOCKS
+    assert first.span_us == pytest.approx(stay_us)
+    assert first.computing_us + first.exposed_us == pytest.approx(first.span_us)
+    # the beginning, the end, and the first wait of each tile in all blocks at once
+    assert 4.0 < first.exposed_us < 4.0 + TILES * 0.6 + 0.2
+    assert first.compute_wait_us == pytest.approx(TILES * 0.6)
+    assert 0.8 < first.busy_share < 1.0
+
+
+def test_union_of_intervals() -> None:
+    starts, ends = np.array([0, 5, 20]), np.array([10, 8, 30])
+    assert covered_ns(starts, ends) == 20
+    assert covered_ns(starts[:0], ends[:0]) == 0
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_file_reads_back_as_it_was_written(name: str, tmp_path: Path) -> None:
+    timeline = Timeline.of([rank_trace(0, 0), rank_trace(1, 40_000)], synthetic=True)
+    write(timeline, tmp_path / name)
+    again = read(tmp_path / name)
+    assert again.clocks == timeline.clocks and again.synthetic
+    for one, other in zip(timeline.traces, again.traces, strict=True):
+        assert np.array_equal(np.sort(one.tasks), np.sort(other.tasks))
+        assert replace(one, tasks=other.tasks) == other
+
+
+def test_perfetto_finds_ranks_blocks_operators_and_waits(tmp_path: Path) -> None:
+    write(Timeline.of([rank_trace(0, 0), rank_trace(1, 40_000)], synthetic=True), tmp_path / "t.json.gz")
+    events = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]
+    names = {(event["name"], event["args"]["name"]) for event in events if event["name"].endswith("_name")}
+    assert ("process_name", "rank 1 (synthetic, synthetic)") in names
+    assert {("thread_name", "launches"), ("thread_name", "block 003 compute 1")} <= names
+    slices = [event for event in events if event["ph"] == "X"]
+    assert min(event["ts"] for event in slices) == 0
+    launches = [event for event in slices if event["cat"] == "launch"]
+    assert {event["name"] for event in launches} == {"gemm_reduce_scatter"} and len(launches) == 4
+    waits = [event for event in slices if event["name"] == "wait"]
+    assert len(waits) > 0 and all(event["dur"] >= 0.2 for event in waits)
+    assert {event["cat"] for event in slices} == {"launch", "gemm_reduce_scatter", "wait"}
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text('{"traceEvents": []}')
+    with pytest.raises(OptionError, match=r"other\.json is no timeline"):
+        read(tmp_path / "other.json")
+
+
+def test_recorder_marks_launches_by_what_they_are() -> None:
+    recorder = Recorder(device=torch.device("cpu"), num_blocks=2, records=4)
+    packed = [abi.new_arguments() for _ in range(3)]
+    for one, text in zip(packed, ("a", "b", "a"), strict=True):
+        recorder.stamp(one, text, (0, 1))
+    assert [one.trace_launch for one in packed] == [0, 1, 0]
+    assert packed[0].trace_blocks == 2 and packed[0].trace_records == 4 and packed[0].trace != 0
+    assert recorder.read(rank=1).launches == ("a", "b")
+    assert len(recorder.read(rank=1).tasks) == 0
+
+
+def test_launcher_traces_only_where_it_is_told_to(fake_driver: FakeDriver, platform: FakePlatform) -> None:
+    from .fakes import lone_group
+    from .test_launcher import all_reduce
+
+    with lone_group():
+        traced = Launcher(platform, trace=True)
+        traced(all_reduce())
+        assert platform.loaded[-1].trace and fake_driver.launches[-1].trace != 0
+        (found,) = traced.traces(rank=0)
+        assert found.launches[0].startswith("gemm_all_reduce") and found.groups == ((0, 1),)
+        plain = Launcher(platform)
+        plain(all_reduce())
+        assert not platform.loaded[-1].trace and fake_driver.launches[-1].trace == 0
+        assert plain.traces(rank=0) == []
+    assert trace.collect() == []
