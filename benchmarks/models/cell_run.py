@@ -36,7 +36,8 @@ class Plan:
     """How cells are measured. Units: `budget_s` seconds of rounds for each pass of a cell.
 
     `train`: measure forward with backward, too. `warm`: compile everything a second time, from the disk caches.
-    `profile`: look at one step of each contender with torch's profiler.
+    `profile`: look at one step of each contender with torch's profiler. `quiet`: no pair compiles while another one
+    times, so that every pair should have one cell only.
     """
 
     contenders: tuple[str, ...]
@@ -45,6 +46,7 @@ class Plan:
     train: bool
     warm: bool
     profile: bool
+    quiet: bool
 
 
 @dataclass(slots=True)
@@ -269,6 +271,7 @@ def _measure(run: CellRun) -> None:
         for name in order:
             if name in run.working and name != "eager":
                 run.compile(name, "warm")
+    run.turn.stop_compiling()
     run.check()
     if run.plan.train and run.load.trains and run.cell.rows <= LOSS_ROWS and not run.cell.graphs:
         run.losses()

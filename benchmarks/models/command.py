@@ -56,9 +56,10 @@ def main(argv: Sequence[str]) -> int:
         return 0
     plan = Plan(
         contenders=wanted, device=device, budget_s=given.row_s, train=not given.forward_only,
-        warm=not given.cold_only, profile=given.profile and device == "cuda",
+        warm=not given.cold_only, profile=given.profile and device == "cuda", quiet=given.quiet,
     )  # fmt: skip
-    _share_processors(given.pairs)
+    num_pairs = len(cells) if given.quiet else given.pairs
+    _share_processors(num_pairs)
     with tempfile.TemporaryDirectory(prefix="mkcompile-models-") as folder:
         job = Job(
             cells=tuple(cells), plan=plan, folder=Path(folder), out=given.out, common=_common(given.commit, device),
@@ -66,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         )  # fmt: skip
         predictor = start_predictor(job) if given.predict else None
         with Progress(console, len(cells)) as progress:
-            run(job, given.pairs, progress)
+            run(job, num_pairs, progress)
         if predictor is not None:
             end_predictor(predictor, job)
     return report_errors(console, every, wanted, device, given.out)
@@ -87,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--predict", action="store_true", help="what explain predicts for each row, computed beside")
     parser.add_argument("--again", action="store_true", help="measure also what is in the results")
     parser.add_argument("--pairs", type=int, default=4, help="pairs of processes that compile side by side")
+    parser.add_argument("--quiet", action="store_true", help="as many pairs as cells; none compiles while one times")
     parser.add_argument("--row-s", type=float, default=2.5, help="seconds of timing for each pass of a cell")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="begin no cell that would end later")
     parser.add_argument("--cell-s", type=float, default=45.0, help="what a cell is expected to take, with compiling")

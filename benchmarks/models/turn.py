@@ -1,7 +1,10 @@
 """Pairs of processes compile side by side, and take turns on the GPUs.
 
 Compiling needs processors only, and most of the time. One lock, a file, is held by the pair that uses the GPUs: rank 0
-takes it, then tells its peers. So a row is timed on an otherwise idle machine although others are compiled meanwhile.
+takes it, then tells its peers. So a row is timed on otherwise idle GPUs although others are compiled meanwhile.
+
+Where launches and not kernels take the time, processors must be idle, too: with `quiet`, a second lock is shared by all
+pairs that compile, and a pair that times has it alone.
 """
 
 from __future__ import annotations
@@ -22,9 +25,31 @@ class Turn:
 
     path: Path
     host_group: dist.ProcessGroup
+    quiet: bool = False
     waited_s: float = 0.0
     _file: BufferedRandom | None = None
     _held: bool = False
+    _compiling: BufferedRandom | None = None
+
+    def start_compiling(self) -> None:
+        """From now on this pair compiles."""
+        if self.quiet and dist.get_rank() == 0:
+            self._compiling = self.path.with_name("compiling.lock").open("a+b")
+            fcntl.flock(self._compiling, fcntl.LOCK_SH)
+
+    def stop_compiling(self) -> None:
+        """Wait until no pair compiles any more; none starts to before this one has finished its cell. Collective."""
+        if self._compiling is not None:
+            fcntl.flock(self._compiling, fcntl.LOCK_UN)
+            fcntl.flock(self._compiling, fcntl.LOCK_EX)
+        if self.quiet:
+            dist.barrier(group=self.host_group)
+
+    def finish_cell(self) -> None:
+        """Others may compile, or time."""
+        if self._compiling is not None:
+            self._compiling.close()
+            self._compiling = None
 
     def enter(self) -> None:
         """Wait for the GPUs. Collective over the pair; nothing if they are ours already."""

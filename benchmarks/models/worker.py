@@ -45,7 +45,8 @@ def work(rank: int, say: Callable[[str], None], *, job: Job) -> int:
     if job.plan.device == "cuda":
         _allow_async_tp(mesh.get_group())
     host_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
-    turn = Turn(path=job.folder / "turn.lock", host_group=host_group)
+    turn = Turn(path=job.folder / "turn.lock", host_group=host_group, quiet=job.plan.quiet)
+    turn.start_compiling()
     on_gpu = job.plan.device == "cuda"
     if on_gpu:
         say("starting the compiler")
@@ -54,8 +55,11 @@ def work(rank: int, say: Callable[[str], None], *, job: Job) -> int:
     for number, cell in enumerate(job.cells):
         if not _time_is_left(job, host_group):
             break
+        if number:
+            turn.start_compiling()
         cache = job.folder / "caches" / _slug(cell) if on_gpu else None
         rows = run_cell(cell, job.plan, turn, mesh, cache, say)
+        turn.finish_cell()
         if rank == 0:
             _write(job, rows)
         say(f"done {number}")

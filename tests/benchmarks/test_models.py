@@ -15,7 +15,7 @@ from benchmarks.models.correct import distances, too_far
 from benchmarks.models.overlap import overlap_of, union
 from benchmarks.models.timing import Spread
 
-TINY = ["--device", "cpu", "--pairs", "1", "--model", "tiny", "--form", "sequence", "--limit-s", "300"]
+TINY = ["--device", "cpu", "--quiet", "--model", "tiny", "--form", "sequence", "--limit-s", "300"]
 QUICK = ["--forward-only", "--cold-only", "--row-s", "0.1", "--contender", "eager", "--contender", "mkernel"]
 
 
