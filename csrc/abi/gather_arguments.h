@@ -20,6 +20,7 @@ struct alignas(64) GatherArguments {
   TensorMap arena[2];          ///< the gathered rows in the workspace, by the parity of the epoch
   TensorMap out[kMaxWeights];  ///< column, row, run of rows
   u64 shard;                   ///< this rank's shard in one piece
+  u64 landing;                 ///< where the copy engine writes what comes to this rank; 0: in the workspace's regions
   u64 result;                  ///< the gathered tensor that is returned, or 0
   u64 bias[kMaxWeights];       ///< of each product, or 0
   u32 n[kMaxWeights];

@@ -28,6 +28,7 @@ struct Gathering {
   u32 epoch;
 
   MK_DEVICE u8* arena(u32 at) const {
+    if (gather.landing != 0) return reinterpret_cast<u8*>(gather.landing);  // the copy engine's: only of this rank
     return reinterpret_cast<u8*>(args.workspace[at] + args.region_offset + (epoch & 1) * args.region_bytes);
   }
   MK_DEVICE u32 shard_rows() const { return gather.order == kColumns ? args.m : args.segments * args.segment_rows; }
@@ -42,6 +43,9 @@ struct Gathering {
   MK_DEVICE u32* flag(u32 at, u32 source, u32 group, u32 part) const {
     return Staging<Tile>{args, epoch}.flag(at, kPartialReady, source, group * gather.parts + part);
   }
+
+  /// Where the copy engine takes the epoch from, to raise a flag with it. A rank has no other use for these flags.
+  MK_DEVICE u32* sending() const { return Staging<Tile>{args, epoch}.flag(args.rank, kPartialReady, args.rank, 0); }
 
   /// Calls visit(offset in a gathered tensor, offset in the run, bytes) for the pieces of a run of one shard.
   template <class Visit>
@@ -125,6 +129,15 @@ struct Arrivals {
     fence_proxy_async();  // flags were read by generic loads, the rows are read by bulk copies
   }
 };
+
+/// The launch must not end before the gate of the copy engine has read its epoch.
+template <class Op>
+MK_DEVICE void wait_for_gate(const Gathering<typename Op::Tile>& launch) {
+  if (launch.epoch == 0) return;
+  const LaunchArguments& args = launch.args;
+  // pairs-with: sending acquire (gate_role -> signal_role), scope sys
+  wait_until<Op::kOperator>(args, launch.sending(), launch.epoch, WaitSite{kSignalRole, args.rank, 0});
+}
 
 /// Arrival role: what the load role will read next is here. It looks ahead, so that flags cost the mainloop nothing.
 template <class Op>

@@ -20,6 +20,7 @@ class GatherArguments(ctypes.Structure):
         ("arena", ctypes.c_uint64 * 16 * 2),
         ("out", ctypes.c_uint64 * 16 * MAX_WEIGHTS),
         ("shard", ctypes.c_uint64),
+        ("landing", ctypes.c_uint64),
         ("result", ctypes.c_uint64),
         ("bias", ctypes.c_uint64 * MAX_WEIGHTS),
         ("n", ctypes.c_uint32 * MAX_WEIGHTS),

@@ -13,9 +13,11 @@ from math import ceil
 from mkcompile.errors import OperatorInputError, WorkspaceError
 from mkcompile.runtime import abi, driver, gather_abi, tensor_map
 from mkcompile.runtime.gather_abi import APART, COLUMNS, TOGETHER
+from mkcompile.runtime.identity import LaunchIdentity
 from mkcompile.runtime.kernel import LoadedKernel, PeerTable
 from mkcompile.runtime.kernel_config import BLOCK_K, NUM_THREADS, KernelConfig
 from mkcompile.runtime.tensor_map import Matrix
+from mkcompile.runtime.trace.record import Recorder
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
 ELEMENT_BYTES = 2
@@ -109,7 +111,7 @@ class GatherSchedule:
         """Raises: WorkspaceError where the workspace is too small."""
         if self.flags(size) > layout.max_tiles:
             raise WorkspaceError(f"{self.flags(size)} flags a rank; this workspace has {layout.max_tiles}")
-        if self.arena_bytes(size) > layout.region_bytes:
+        if self.pushes and self.arena_bytes(size) > layout.region_bytes:
             raise WorkspaceError(
                 f"gathered rows of {self.arena_bytes(size)} bytes do not fit in a region of {layout.region_bytes} "
                 f"bytes; raise MKCOMPILE_ARENA_BYTES"
@@ -119,7 +121,8 @@ class GatherSchedule:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatherLaunch:
     """One launch. `shard` is this rank's, in one piece; `weights[i]`, `outs[i]` and `biases[i]` (0: none) belong
-    together; `result` is the address of the gathered tensor, or 0 where it is not wanted.
+    together; `result` is the address of the gathered tensor, or 0 where it is not wanted; `landing` is where the copy
+    engine writes what comes to this rank (0: blocks push, into the workspace).
     """
 
     shard: Matrix
@@ -130,6 +133,8 @@ class GatherLaunch:
     schedule: GatherSchedule
     peers: PeerTable
     result: int = 0
+    landing: int = 0
+    trace: Recorder | None = None
 
 
 def _check(config: KernelConfig, launch: GatherLaunch) -> None:
@@ -158,6 +163,8 @@ def _check(config: KernelConfig, launch: GatherLaunch) -> None:
         raise OperatorInputError("the kernel adds no bias")
     if launch.peers.layout.world != size.world:
         raise OperatorInputError(f"{size.world} ranks, a workspace of {launch.peers.layout.world}")
+    if (launch.landing == 0) != schedule.pushes:
+        raise OperatorInputError("the copy engine, and only it, needs an area of its own")
     schedule.check(size, launch.peers.layout)
 
 
@@ -171,7 +178,12 @@ def _fill_maps(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, 
     region = launch.peers.workspaces[launch.peers.rank] + layout.region_offset
     for parity in range(2):
         arena_map = tensor_map.encode(
-            region + parity * layout.region_bytes, config.dtype, (size.k, arena_rows), (size.k,), box_a, 128
+            launch.landing or region + parity * layout.region_bytes,
+            config.dtype,
+            (size.k, arena_rows),
+            (size.k,),
+            box_a,
+            128,
         )
         ctypes.memmove(gather.arena[parity], arena_map, len(arena_map))
     run_rows = size.segment_rows if schedule.order == APART else size.rows
@@ -199,11 +211,28 @@ def _fill_words(packed: abi.KernelArguments, gather: gather_abi.GatherArguments,
     packed.fault, packed.deadline_ns = peers.fault_address, int(peers.timeout_s * 1e9)
     packed.region_offset, packed.region_bytes = peers.layout.region_offset, peers.layout.region_bytes
     packed.max_tiles = peers.layout.max_tiles
-    gather.shard, gather.result, gather.weights = launch.shard.pointer, launch.result, len(launch.weights)
+    gather.shard, gather.result, gather.landing = launch.shard.pointer, launch.result, launch.landing
+    gather.weights = len(launch.weights)
     for i, (n, bias) in enumerate(zip(size.n, launch.biases, strict=True)):
         gather.n[i], gather.bias[i] = n, bias
     gather.order, gather.blocks, gather.pushes = schedule.order, schedule.blocks, int(schedule.pushes)
     gather.parts, gather.group_rows, gather.join = schedule.parts, schedule.group_rows, schedule.join
+
+
+def argument_words(
+    launch: GatherLaunch, kernel: str
+) -> tuple[abi.KernelArguments, gather_abi.GatherArguments, LaunchIdentity]:
+    """Argument blocks without tensor maps, and what the launch is: all that its ranks must share, in `kernel` too."""
+    packed, gather = abi.new_arguments(), gather_abi.new_arguments()
+    _fill_words(packed, gather, launch)
+    size, schedule = launch.size, launch.schedule
+    identity = LaunchIdentity.of(
+        f"all_gather_gemm {size.rows}x{'+'.join(map(str, size.n))}x{size.inner}, {size.segments} segments, "
+        f"{'columns' if size.columns else 'rows'} on {size.world} ranks, {kernel}, order {schedule.order}, "
+        f"{schedule.parts} parts of {schedule.group_rows} rows"
+    )
+    packed.identity = identity.number
+    return packed, gather, identity
 
 
 class PreparedGather:
@@ -215,9 +244,11 @@ class PreparedGather:
 
     def __init__(self, kernel: LoadedKernel, launch: GatherLaunch) -> None:
         _check(kernel.config, launch)
-        packed, gather = abi.new_arguments(), gather_abi.new_arguments()
+        name = kernel.config.name.removesuffix("_trace").removeprefix("all_gather_gemm_")
+        packed, gather, self.identity = argument_words(launch, name)
         _fill_maps(packed, gather, kernel.config, launch)
-        _fill_words(packed, gather, launch)
+        if kernel.config.trace and launch.trace is not None:
+            launch.trace.stamp(packed, f"{self.identity.text}, grid {launch.schedule.grid}", launch.peers.group)
         self._kernel, self._attribute = kernel, driver.cooperative_attribute()
         config = driver.LaunchConfig(
             grid=(launch.schedule.grid, 1, 1),
@@ -233,6 +264,7 @@ class PreparedGather:
     ) -> None:
         self._packed, self._gather, self._config = packed, gather, config
         self._stream = 0
+        self._captured = False
         self._launch = driver.library().cuLaunchKernelEx
         self._config_reference = ctypes.byref(config)
         self._parameters = (ctypes.c_void_p * 2)(ctypes.addressof(packed), ctypes.addressof(gather))
@@ -241,13 +273,14 @@ class PreparedGather:
               result: int) -> PreparedGather:  # fmt: skip
         """The same launch of operands that lie elsewhere, at the same strides, at multiples of 16."""
         twin = object.__new__(PreparedGather)
-        twin._kernel, twin._attribute = self._kernel, self._attribute
+        twin._kernel, twin._attribute, twin.identity = self._kernel, self._attribute, self.identity
         config = driver.LaunchConfig.from_buffer_copy(self._config)
         config.stream = 0
         twin._take(abi.new_arguments(), gather_abi.new_arguments(), config)
         packed, gather = ctypes.addressof(twin._packed), ctypes.addressof(twin._gather)
         ctypes.memmove(packed, ctypes.addressof(self._packed), ctypes.sizeof(self._packed))
         ctypes.memmove(gather, ctypes.addressof(self._gather), ctypes.sizeof(self._gather))
+        twin._packed.is_captured = False
         tensor_map.move(packed + _A_OFFSET, shard)
         for i, (weight, out) in enumerate(zip(weights, outs, strict=True)):
             tensor_map.move(packed + _WEIGHT_OFFSET + i * abi.TENSOR_MAP_BYTES, weight)
@@ -256,11 +289,18 @@ class PreparedGather:
         twin._gather.shard, twin._gather.result = shard, result
         return twin
 
-    def run(self, stream: int) -> None:
-        """Enqueue it on a stream of the kernel's device, which must be current.
+    @property
+    def arguments(self) -> tuple[abi.KernelArguments, gather_abi.GatherArguments]:
+        """The argument blocks, for the kernels round the copy engine's transfers."""
+        return self._packed, self._gather
+
+    def run(self, stream: int, captured: bool = False) -> None:
+        """Enqueue it on a stream of the kernel's device, which must be current; `captured`: into a graph.
 
         Raises: DriverError.
         """
+        if captured != self._captured:
+            self._captured = self._packed.is_captured = captured
         if stream != self._stream:
             self._stream = self._config.stream = stream
         code = self._launch(self._config_reference, self._kernel.function, self._parameters, None)

@@ -82,6 +82,7 @@ MK_DEVICE void run_gather_block(const LaunchArguments& args, const GatherArgumen
       }
       arrival_role<Op>(launch, memory, schedule);
       finish_roll_call<Op>(args, roll);
+      if (!gather.pushes && blockIdx.x == 0) wait_for_gate<Op>(launch);
     } else if (first_lane) {
       if (blockIdx.x < gather.blocks) {
         wait_phase(args, memory.entered(), 0, kCopyRole);

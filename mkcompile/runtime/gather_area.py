@@ -1,0 +1,72 @@
+"""Where the copy engines of the other ranks write: symmetric memory of a group beside its workspace, made when it is
+first needed, and anew when it is too small.
+
+A launch's transfers begin when every rank has entered the launch, so one area serves all launches in turn.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from mkcompile.errors import WorkspaceError
+from mkcompile.runtime.exchange import Exchange
+from mkcompile.runtime.symmetric import Backing, SymmetricBuffer, make_buffer
+from mkcompile.runtime.workspace import WARM_UP_FIRST
+
+_LOG = logging.getLogger(__name__)
+_SMALLEST_BYTES = 16 << 20
+
+
+@dataclass(slots=True, kw_only=True)
+class GatherArea:
+    """The areas of one group. Units: `cap_bytes` bytes of the one in use."""
+
+    exchange: Exchange
+    backing: Backing
+    cap_bytes: int
+    current: SymmetricBuffer | None = None
+    _captured: bool = False
+    _kept: list[SymmetricBuffer] = field(default_factory=list)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes on this rank, those kept for captured graphs included."""
+        return sum(one.size_bytes for one in [*self._kept, *([self.current] if self.current else [])])
+
+    def require(self, num_bytes: int, capturing: bool) -> SymmetricBuffer:
+        """At least so many bytes. Collective where a new area is needed.
+
+        Raises: WorkspaceError where a new one is needed while a CUDA graph is captured, or can't be had;
+        PeerTimeoutError for ranks that do not come; UnsupportedDeviceError.
+        """
+        if self.current is None or self.current.size_bytes < num_bytes:
+            if capturing:
+                raise WorkspaceError(f"a CUDA graph is being captured and this call needs a new area; {WARM_UP_FIRST}")
+            self._replace(num_bytes)
+        assert self.current is not None
+        self._captured = self._captured or capturing
+        return self.current
+
+    def _replace(self, num_bytes: int) -> None:
+        if num_bytes > self.cap_bytes:
+            raise WorkspaceError(
+                f"shards of {num_bytes} bytes exceed the cap of {self.cap_bytes}; raise MKCOMPILE_ARENA_BYTES"
+            )
+        size_bytes = min(max(_SMALLEST_BYTES, 1 << (num_bytes - 1).bit_length()), self.cap_bytes)
+        step = f"gathered rows of {size_bytes >> 20} MiB"
+        new = make_buffer(self.exchange, self.backing, step, size_bytes, 0)
+        self.close()
+        self.current, self._captured = new, False
+        _LOG.info("group of ranks %s: %s", self.exchange.ranks, step)
+
+    def close(self) -> None:
+        """Give the area back, unless captured graphs may use it."""
+        old, self.current = self.current, None
+        if old is None:
+            return
+        if self._captured:
+            self._kept.append(old)
+        else:
+            # the ranks have come to the same call or the group has ended: what the device still does can end by itself
+            self.backing.settle()

@@ -1,0 +1,180 @@
+"""All-gather by the copy engine: its transfers, with a flag behind each, and the kernels of one thread around them.
+
+All of a launch is on two streams: the caller's, and one of ours that begins where the caller's stands when the launch
+begins, and that the caller's waits for at the end. So it can be captured, and the shard outlives its transfers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from math import ceil
+
+from mkcompile.config import settings
+from mkcompile.runtime import abi, driver, gather_abi, nvrtc, sources
+from mkcompile.runtime.chain import StreamOperations
+from mkcompile.runtime.gather_abi import COLUMNS
+from mkcompile.runtime.gather_launch import ELEMENT_BYTES, GatherSchedule, GatherSize
+from mkcompile.runtime.kernel import ARCHITECTURE
+from mkcompile.runtime.kernel_cache import KernelCache, entry_key
+from mkcompile.runtime.workspace_layout import WorkspaceLayout
+
+_FLAG_BYTES = 4
+_HIGHEST_PRIORITY = -5
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+# So few registers that a block fits beside those of a library's GEMM, which take all but 1024 of an SM.
+_OPTIONS = (f"--gpu-architecture={ARCHITECTURE}", "-std=c++20", "--ptxas-options=-v", "--no-cache", "--maxrregcount=32")
+_ENTRY_POINTS = ("mk_gate", "mk_open", "mk_arrivals")
+
+
+def engine_source() -> str:
+    """The translation unit of the three kernels."""
+    parameters = "const __grid_constant__ mk::LaunchArguments args, const __grid_constant__ mk::GatherArguments gather"
+    return (
+        "namespace mk { inline constexpr bool kTrace = false; }\n"
+        '#include "device/gather_engine.cuh"\n'
+        f'extern "C" __global__ void mk_gate({parameters}) {{ mk::gate_role(args, gather); }}\n'
+        f'extern "C" __global__ void mk_open({parameters}) {{ mk::open_role(args); }}\n'
+        f'extern "C" __global__ void mk_arrivals({parameters}, unsigned source, unsigned group, unsigned last) {{\n'
+        "  mk::engine_arrivals_role(args, gather, source, group, last);\n}\n"
+    )
+
+
+@cache
+def engine_cubin() -> nvrtc.Cubin:
+    """Their machine code, from this process, from disk, or from the compiler.
+
+    Raises: CompileError; UnsupportedDeviceError where NVRTC is not installed.
+    """
+    source, headers = engine_source() + abi.assertions() + gather_abi.assertions(), sources.headers()
+    kernels = KernelCache(settings().cache_dir / "kernels")
+    key = entry_key(source, headers, _OPTIONS, nvrtc.version())
+    cubin = kernels.load(key)
+    if cubin is None:
+        cubin = nvrtc.compile_cubin("gather_engine", source, headers, _OPTIONS)
+        kernels.store(key, cubin)
+    return cubin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineDevice:
+    """One device: the kernels, the stream of the transfers, and the events where it parts from a caller's stream and
+    where that waits for it.
+    """
+
+    gate: ctypes.c_void_p
+    open: ctypes.c_void_p
+    arrivals: ctypes.c_void_p
+    stream: int
+    streams: StreamOperations
+    begun: int
+    ended: int
+
+    @staticmethod
+    def on(device_idx: int, streams: StreamOperations) -> EngineDevice:
+        """Not while a graph is captured. Raises: DriverError, CompileError."""
+        functions = [driver.load_function(engine_cubin().image, name, 0, device_idx) for name in _ENTRY_POINTS]
+        stream = ctypes.c_void_p()
+        with driver.PrimaryContext(device_idx):
+            code = driver.library().cuStreamCreateWithPriority(ctypes.byref(stream), _NON_BLOCKING, _HIGHEST_PRIORITY)
+        driver.check("cuStreamCreateWithPriority", code)
+        assert stream.value is not None
+        return EngineDevice(
+            gate=functions[0], open=functions[1], arrivals=functions[2], stream=stream.value, streams=streams,
+            begun=streams.create_event(), ended=streams.create_event(),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One copy. Units: addresses; `num_bytes` bytes."""
+
+    target: int
+    source: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlaces:
+    """Where one rank's transfers go: every rank's workspace, and the area where shards come to it."""
+
+    rank: int
+    layout: WorkspaceLayout
+    workspaces: tuple[int, ...]
+    areas: tuple[int, ...]
+
+    def flag(self, at: int, source: int, group: int) -> int:
+        """Address of a `shard_ready` flag. Source: Staging::flag in csrc/device/comm.cuh."""
+        index = source * self.layout.max_tiles + group  # of kPartialReady, the first kind
+        return self.workspaces[at] + abi.WORKSPACE_HEADER_BYTES + index * _FLAG_BYTES
+
+    def slot(self, at: int, source: int) -> int:
+        """Which part of rank `at`'s area is rank `source`'s."""
+        return (source - at - 1) % self.layout.world
+
+
+def transfers(shard: int, size: GatherSize, schedule: GatherSchedule, places: EnginePlaces) -> list[Transfer]:
+    """Each chunk and its flag, to the ranks in the order in which they need it."""
+    rank, world = places.rank, size.world
+    group_bytes = schedule.group_rows * size.k * ELEMENT_BYTES
+    turns = [(step, group) for step in range(1, world) for group in range(ceil(size.shard_rows / schedule.group_rows))]
+    if schedule.order == COLUMNS:
+        turns.sort(key=lambda turn: (turn[1], turn[0]))
+    copies = []
+    for step, group in turns:
+        peer, start = (rank - step) % world, group * group_bytes
+        target = places.areas[peer] + places.slot(peer, rank) * size.shard_bytes + start
+        copies.append(Transfer(target, shard + start, min(group_bytes, size.shard_bytes - start)))
+        copies.append(Transfer(places.flag(peer, rank, group), places.flag(rank, rank, 0), _FLAG_BYTES))
+    return copies
+
+
+class PreparedTransfers:
+    """The transfers of one launch, whose arguments its kernels share. Keeps no reference to memory."""
+
+    def __init__(
+        self, device: EngineDevice, arguments: tuple[abi.KernelArguments, gather_abi.GatherArguments],
+        copies: list[Transfer],
+    ) -> None:  # fmt: skip
+        self._device, self._arguments = device, arguments
+        self._copies = [
+            (ctypes.c_uint64(c.target), ctypes.c_uint64(c.source), ctypes.c_size_t(c.num_bytes)) for c in copies
+        ]
+        self._config = driver.LaunchConfig(grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0, num_attributes=0)
+        self._words = (ctypes.c_uint32 * 3)()
+        addresses = [ctypes.addressof(block) for block in arguments]
+        addresses += [ctypes.addressof(self._words) + 4 * i for i in range(3)]
+        self._parameters = (ctypes.c_void_p * 5)(*addresses)
+
+    def _launch(self, function: ctypes.c_void_p, stream: int) -> None:
+        self._config.stream = stream
+        code = driver.library().cuLaunchKernelEx(ctypes.byref(self._config), function, self._parameters, None)
+        if code:
+            driver.check("cuLaunchKernelEx(gather_engine)", code)
+
+    def open(self, stream: int) -> None:
+        """Enter the launch, where no fused kernel does."""
+        self._launch(self._device.open, stream)
+
+    def start(self, stream: int) -> None:
+        """Enqueue gate and transfers, beside what `stream` is given next. Raises: DriverError."""
+        device, copy = self._device, driver.library().cuMemcpyAsync
+        device.streams.record_event(device.begun, stream)
+        device.streams.wait_event(device.stream, device.begun)
+        self._launch(device.gate, device.stream)
+        side = ctypes.c_void_p(device.stream)
+        for target, source, num_bytes in self._copies:
+            code = copy(target, source, num_bytes, side)
+            if code:
+                driver.check(f"cuMemcpyAsync({num_bytes.value} bytes)", code)
+        device.streams.record_event(device.ended, device.stream)
+
+    def await_rows(self, stream: int, source: int, group: int, last: bool) -> None:
+        """What follows on the stream finds the groups up to `group` of a rank; at last the launch is left."""
+        self._words[0], self._words[1], self._words[2] = source, group, int(last)
+        self._launch(self._device.arrivals, stream)
+
+    def finish(self, stream: int) -> None:
+        """What follows on the stream may write the shard."""
+        self._device.streams.wait_event(stream, self._device.ended)

@@ -1,0 +1,202 @@
+"""All-gather calls on a machine without GPUs: what is launched, copied and refused."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mkcompile.errors import OperatorInputError, WorkspaceError
+from mkcompile.ops.all_gather_gemm import AllGatherGemm
+from mkcompile.ops.registry import arguments
+from mkcompile.runtime import gather_schedule
+from mkcompile.runtime import launcher as launcher_module
+from mkcompile.runtime.gather_abi import APART, COLUMNS, TOGETHER
+from mkcompile.runtime.gather_engine import EnginePlaces, transfers
+from mkcompile.runtime.gather_form import GatherForm, gather_form_of
+from mkcompile.runtime.gather_launch import GatherLaunch, GatherSchedule, GatherSize, PreparedGather
+from mkcompile.runtime.gather_schedule import choose_gather, engine_choice
+from mkcompile.runtime.kernel import LoadedKernel, PeerTable
+from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.launcher import Launcher
+from mkcompile.runtime.tensor_map import Matrix
+from mkcompile.runtime.workspace_layout import WorkspaceLayout
+
+from .fakes import FakeDriver, FakePlatform
+
+GROUP = "0"
+CONFIG = KernelConfig(operator="all_gather_gemm")
+
+
+def tensor(*shape: int) -> Tensor:
+    return torch.ones(shape, dtype=torch.bfloat16)
+
+
+def gather(*shape: int, dim: int = 0, n: tuple[int, ...] = (512,), **changes: Any) -> AllGatherGemm:
+    inner = shape[-1] * (2 if dim == len(shape) - 1 else 1)
+    weights = [tensor(one, inner).t() for one in n]
+    call = AllGatherGemm(tensor(*shape), weights, [None] * len(n), [0] * len(n), dim, False, 2, GROUP, "key")
+    return replace(call, **changes)
+
+
+def test_results_are_the_products_and_the_gathered_tensor(launcher: Launcher, fake_driver: FakeDriver) -> None:
+    outs = launcher(gather(3, 40, 64, dim=1, n=(512, 8), return_gathered=True))
+    assert outs is not None and [tuple(out.shape) for out in outs] == [(240, 512), (240, 8), (3, 80, 64)]
+    (block,) = fake_driver.launches
+    assert (block.m, block.k[0], block.segments, block.segment_rows, block.world) == (240, 64, 3, 40, 2)
+
+
+def test_later_calls_come_by_the_short_way(launcher: Launcher, fake_driver: FakeDriver) -> None:
+    short = launcher.shortcut(AllGatherGemm)
+    call = gather(256, 64)
+    assert short is not None and short(*arguments(call)) is None
+    launcher(call)
+    other = gather(256, 64)
+    outs = short(*arguments(other))
+    assert outs is not None and outs[0].shape == (512, 512)
+    assert int(fake_driver.launches[-1].a[0][0]) == other.x.data_ptr()
+    assert short(*arguments(gather(264, 64))) is None
+
+
+def test_operands_in_other_layouts_are_copied(launcher: Launcher, fake_driver: FakeDriver) -> None:
+    strided = tensor(256, 128)[:, :64]
+    launcher(gather(256, 64, x=strided))
+    assert int(fake_driver.launches[-1].a[0][0]) != strided.data_ptr()
+    shard = tensor(256, 64)
+    launcher(gather(256, 64, x=shard))
+    assert int(fake_driver.launches[-1].a[0][0]) == shard.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: gather(16, 64, forms=[1], w=[tensor(32, 8)]), "gathered @ weight"),
+        (lambda: gather(16, 60), "multiples of 8"),
+        (lambda: gather(16, 64, n=(12,)), "multiples of 8"),
+        (lambda: gather(16, 40, dim=1), "multiples of 64"),
+        (lambda: gather(16, 64, n=(8,) * 5), "at most 4 products"),
+        (lambda: gather(0, 64), "empty"),
+        (lambda: replace(gather(16, 64), x=torch.ones(16, 64)), "float32"),
+        (lambda: replace(gather(16, 64), world_size=17), "17"),
+    ],
+)
+def test_what_no_kernel_takes_says_why(call: Any, says: str) -> None:
+    refusal = gather_form_of(call())
+    assert isinstance(refusal, str) and says in refusal
+
+
+def test_columns_are_summed_over_the_shards() -> None:
+    form = gather_form_of(gather(5, 7, 128, dim=2))
+    assert isinstance(form, GatherForm)
+    assert (form.size.rows, form.size.k, form.size.inner, form.size.columns) == (35, 128, 256, True)
+
+
+def engine_only(*args: Any, **keywords: Any) -> Any:
+    return choose_gather(*args, **keywords, variant="copy_engine")
+
+
+def test_copy_engine_sends_rows_then_flags(
+    launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher_module, "choose_gather", engine_only)
+    call = gather(4096, 1024)
+    assert launcher(call) is not None
+    assert len(platform.backing_of_group.allocated_bytes) == 2, "the workspace and the area"
+    data = [copy for copy in fake_driver.copies if copy[2] > 4]
+    flags = [copy for copy in fake_driver.copies if copy[2] == 4]
+    assert len(data) == len(flags) > 0 and sum(copy[2] for copy in data) == call.x.numel() * 2
+    assert [copy[2] > 4 for copy in fake_driver.copies] == [True, False] * len(data)
+    assert {source for _, source, _ in flags} == {flags[0][1]}
+    log = platform.fake_streams.log
+    assert log.index("record 1 on 7") < log.index("99 waits 1") < log.index("record 2 on 99") < log.index("7 waits 2")
+
+
+def test_copy_engine_is_not_set_up_inside_a_capture(
+    launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher_module, "choose_gather", engine_only)
+    platform.fake_streams.capturing = 3
+    with pytest.raises(WorkspaceError, match="warm up first"):
+        launcher(gather(4096, 1024))
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_transfers_cover_every_shard_once_and_in_order(columns: bool) -> None:
+    size = GatherSize(segment_rows=1000, k=64, n=(8,), world=4, columns=columns)
+    choice = GatherSchedule(grid=8, blocks=0, group_rows=256, join=0, order=COLUMNS if columns else APART, pushes=False)
+    layout = WorkspaceLayout(world=4, total_bytes=64 << 20, max_tiles=64)
+    places = EnginePlaces(
+        rank=1, layout=layout, workspaces=(1 << 40, 2 << 40, 3 << 40, 4 << 40),
+        areas=(10 << 40, 20 << 40, 30 << 40, 40 << 40),
+    )  # fmt: skip
+    copies = transfers(5 << 40, size, choice, places)
+    data, flags = copies[::2], copies[1::2]
+    for peer, slot in ((0, 0), (3, 1), (2, 2)):
+        mine = [one for one in data if one.target >> 40 == (peer + 1) * 10]
+        assert sum(one.num_bytes for one in mine) == size.shard_bytes
+        assert min(one.target for one in mine) == ((peer + 1) * 10 << 40) + slot * size.shard_bytes
+    steps = [one.target >> 40 for one in data]
+    assert steps == ([10, 40, 30] * 4 if columns else [10] * 4 + [40] * 4 + [30] * 4)
+    assert len({one.target for one in flags}) == 12 and {one.num_bytes for one in flags} == {4}
+
+
+LAYOUT = WorkspaceLayout(world=2, total_bytes=64 << 20, max_tiles=1024)
+GOOD = GatherLaunch(
+    shard=Matrix(4096, 128, 64, 64), weights=(Matrix(4096, 512, 64, 64),), outs=(Matrix(4096, 256, 512, 512),),
+    biases=(0,), size=GatherSize(segment_rows=128, k=64, n=(512,), world=2),
+    schedule=GatherSchedule(grid=4, blocks=2, group_rows=128, join=0),
+    peers=PeerTable(rank=0, workspaces=(4096, 8192), layout=LAYOUT, fault_address=4096, timeout_s=1.0),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"weights": ()}, "0 products"),
+        ({"biases": (0, 0)}, "for each weight"),
+        ({"biases": (4096,)}, "no bias"),
+        ({"shard": Matrix(4096, 128, 64, 72)}, "one piece"),
+        ({"outs": (Matrix(4096, 128, 512, 512),)}, "result"),
+        ({"landing": 4096}, "area of its own"),
+        ({"schedule": GatherSchedule(grid=4, blocks=2, group_rows=128, join=0, order=COLUMNS)}, "order 2"),
+        ({"schedule": GatherSchedule(grid=4, blocks=0, group_rows=128, join=0, pushes=False), "landing": 4096,
+          "result": 4096}, "copy it out"),
+    ],
+)  # fmt: skip
+def test_wrong_launches_are_refused_by_name(fake_driver: FakeDriver, wrong: dict[str, Any], says: str) -> None:
+    kernel = LoadedKernel(config=CONFIG, device_idx=0, function=ctypes.c_void_p(1))
+    PreparedGather(kernel, GOOD)
+    with pytest.raises(OperatorInputError, match=says):
+        PreparedGather(kernel, replace(GOOD, **wrong))
+
+
+def test_a_workspace_that_is_too_small_is_refused() -> None:
+    size = GatherSize(segment_rows=1 << 20, k=64, n=(8,), world=2)
+    with pytest.raises(WorkspaceError, match="MKCOMPILE_ARENA_BYTES"):
+        GatherSchedule(grid=4, blocks=2, group_rows=1 << 20, join=0).check(size, LAYOUT)
+    with pytest.raises(WorkspaceError, match="flags"):
+        GatherSchedule(grid=4, blocks=2, group_rows=128, join=0).check(size, LAYOUT)
+
+
+def test_choices_suit_any_size() -> None:
+    for rows, k, n, world in ((1, 8, 8, 2), (64, 8192, 7168, 2), (4096, 8192, 1280, 2), (128, 64, 8192, 8)):
+        size = GatherSize(segment_rows=rows, k=k, n=(n,), world=world)
+        for max_grid, returned in ((16, False), (128, True)):
+            choice = choose_gather(CONFIG, size, max_grid, returned)
+            schedule = choice.schedule
+            assert schedule.blocks < schedule.grid <= max_grid and choice.us > 0
+            assert not returned or schedule.blocks > 0
+
+
+def test_few_rows_lie_together_and_many_apart() -> None:
+    few = GatherSize(segment_rows=32, k=8192, n=(7168,), world=2)
+    assert choose_gather(CONFIG, few, 128).schedule.order == TOGETHER
+    many = GatherSize(segment_rows=4096, k=8192, n=(7168,), world=2)
+    assert choose_gather(CONFIG, many, 128).schedule.order == APART
+    engine = engine_choice(CONFIG, many, 128, returned=False)
+    assert engine.schedule.blocks == 0 and engine.us < 1.03 * 2 * 8192 * 7168 * 8192 / 750e6
+    assert gather_schedule.choose_gather(CONFIG, many, 128).us <= engine.us
