@@ -10,7 +10,7 @@ from .shapes import Shape
 from .small_contenders import Variant, default_configs, default_variant, max_grid, num_sms, size_of
 
 Named = list[tuple[str, Variant]]
-_MOST_WAVES = 8
+_MOST_WAVES = 4
 
 
 def chosen_variants(op: OperatorName, shape: Shape, world: int) -> Named:
@@ -32,7 +32,7 @@ def swept_variants(op: OperatorName, shape: Shape, world: int) -> Named:
 
 
 def _is_sensible(config: KernelConfig, size: LaunchSize) -> bool:
-    tiles = size.tiles(config)
-    fills = tiles * config.split >= num_sms() // 4
+    blocks = size.tiles(config) * config.split
+    waves = blocks / num_sms()
     wastes = config.block_m == 128 and size.m <= 64
-    return can_stream(config, size, num_sms()) and fills and not wastes and tiles <= _MOST_WAVES * num_sms()
+    return can_stream(config, size) and 0.4 <= waves <= _MOST_WAVES * config.split and not wastes

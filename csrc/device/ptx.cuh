@@ -80,6 +80,10 @@ MK_DEVICE void store_async(u32 mapped, float a, float b, float c, float d, u32 m
       "r"(mapped_barrier)
       : "memory");
 }
+/// Arrives at the barrier of another block, after this thread's reads.
+MK_DEVICE void mbarrier_arrive_cluster(u32 mapped) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
+}
 /// As mbarrier_try_wait, for what other blocks of the cluster have sent.
 MK_DEVICE bool mbarrier_try_wait_cluster(u32 barrier, u32 parity) {
   u32 done;

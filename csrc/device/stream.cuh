@@ -18,7 +18,7 @@ MK_DEVICE void stream_compute_role(const LaunchArguments& args, const SharedMemo
                                    const StreamPlan<typename Op::Tile>& plan, int group) {
   using Tile = typename Op::Tile;
   Trace trace(args, kComputeLane + group, threadIdx.x % 128 == 0);
-  StreamEpilogue<Op> epilogue{args, memory, plan, group, {args, 0}};
+  StreamEpilogue<Op> epilogue{args, memory, plan, group, {args, memory}, {args, 0}};
   Ring<Tile> ring;
   Unit kept[Tile::kUnits];
   u32 kept_tile = plan.tiles;
@@ -28,7 +28,7 @@ MK_DEVICE void stream_compute_role(const LaunchArguments& args, const SharedMemo
     {
       float acc[Tile::kGroupN / 2];
       multiply_tile<typename Op::Element>(args, memory, ring, group, plan.last_k() - plan.first_k(), acc, trace);
-      epilogue.add_up(acc, sum);
+      epilogue.add_up(acc, tile, sum);
     }
     trace.end(kTraceMainloop, args.rank, tile);
     trace.begin();
@@ -86,7 +86,7 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
   extern __shared__ __align__(1024) u8 dynamic_shared[];
   const SharedMemory<Tile> memory{(shared_address(dynamic_shared) + 1023) & ~1023u};
   if (threadIdx.x == 0) {
-    Exchange<Tile>{memory}.init();
+    Exchange<Tile>{args, memory}.init();
     memory.init();
   }
   if (threadIdx.x == 32) prefetch_tensor_map(&args.a[0]);

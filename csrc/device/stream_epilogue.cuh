@@ -46,6 +46,7 @@ struct StreamEpilogue {
   const SharedMemory<Tile>& memory;
   const StreamPlan<Tile>& plan;
   const int group;
+  Exchange<Tile> exchange;
   Mailbox<Tile> mailbox;
   bool given_up = false;
 
@@ -64,12 +65,12 @@ struct StreamEpilogue {
   static MK_DEVICE float value(const float* acc, int u, int i) { return acc[u / 2 * 8 + u % 2 * 2 + i / 2 * 4 + i % 2]; }
 
   /// This block's units, summed over the blocks of the cluster in their order.
-  MK_DEVICE void add_up(const float* acc, float (&sum)[kUnits * 4]) const {
+  MK_DEVICE void add_up(const float* acc, u32 tile, float (&sum)[kUnits * 4]) {
     if constexpr (Tile::kSplit == 1) {
 #pragma unroll
       for (int i = 0; i < kUnits * 4; ++i) sum[i] = value(acc, i / 4, i % 4);
     } else {
-      const Exchange<Tile> exchange{memory};
+      exchange.begin();
       float own[kUnits * 4];
 #pragma unroll
       for (u32 to = 0; to < Tile::kSplit; ++to) {
@@ -87,7 +88,7 @@ struct StreamEpilogue {
           }
         }
       }
-      exchange.await_all(args);
+      exchange.await_partials();
 #pragma unroll
       for (int i = 0; i < kUnits * 4; ++i) sum[i] = 0.f;
 #pragma unroll
@@ -105,6 +106,7 @@ struct StreamEpilogue {
           for (int i = 0; i < 4; ++i) sum[u * 4 + i] += v[i];
         }
       }
+      exchange.end(plan.part, tile + 2 * plan.tile_step < plan.tiles);
     }
   }
 

@@ -15,39 +15,66 @@ struct StreamShape : OperandShape<kBlockM_, kBlockN_, kWeightIsKn_> {
   static constexpr int kUnitsOfTile = kGroupN / 8;            ///< of one thread: two for each 16 columns
   static constexpr int kUnits = kUnitsOfTile / kSplit;        ///< of those that this block finishes
   static constexpr int kSliceBytes = kUnits * 256 * 16;       ///< fp32 partials of this block's part from one other block
-  static constexpr int kExchangeBytes = (kSplit - 1) * kSliceBytes;
+  static constexpr int kExchangeBytes = (kSplit - 1) * kSliceBytes;  ///< of one tile; there is room for two
   static constexpr int kPanels = 0, kCopyBarriers = 0;
   static_assert(kUnits >= 1 && kUnitsOfTile % kSplit == 0, "every block of a cluster finishes as much as the others");
 
   static constexpr int kPanelOffset = kStages * kStageBytes;  ///< of the exchange buffer
-  static constexpr int kSpareOffset = kPanelOffset, kBarrierOffset = kPanelOffset + kExchangeBytes;
-  static constexpr int kBarriers = 2 * kStages + 2;
+  static constexpr int kSpareOffset = kPanelOffset, kBarrierOffset = kPanelOffset + 2 * kExchangeBytes;
+  static constexpr int kBarriers = 2 * kStages + 5;
   static constexpr int kWordOffset = kBarrierOffset + kBarriers * 8;
   static constexpr int kSharedBytes = 1024 + kWordOffset + 16 + kStages * 8;
   static_assert(kSharedBytes <= 232448, "shared memory of one SM");
 };
 
-/// Addresses beyond SharedMemory's.
+/// How the blocks of a cluster give each other their partials: in two buffers, by turns. Thread t writes only what the
+/// threads t of the other blocks read.
 template <class Tile>
 struct Exchange {
+  static constexpr u32 kWarps = 4 * kMathGroups;
+  const LaunchArguments& args;
   const SharedMemory<Tile>& memory;
+  u32 tiles = 0;  ///< exchanged so far
 
+  MK_DEVICE u32 barrier(u32 kind) const { return memory.barrier(2 * Tile::kStages + kind * 2 + tiles % 2); }
   /// All other blocks' partials of this block's part have arrived.
-  MK_DEVICE u32 full() const { return memory.barrier(2 * Tile::kStages); }
+  MK_DEVICE u32 full() const { return barrier(0); }
+  /// All other blocks have read what this one wrote there two tiles ago.
+  MK_DEVICE u32 empty() const { return barrier(1); }
   /// Unit `u` of this thread from the block that is number `slot` among the others.
   MK_DEVICE u32 at(u32 slot, int u) const {
-    return memory.base + Tile::kPanelOffset + slot * Tile::kSliceBytes + (u * 256 + threadIdx.x) * 16;
+    const u32 buffer = memory.base + Tile::kPanelOffset + tiles % 2 * Tile::kExchangeBytes;
+    return buffer + slot * Tile::kSliceBytes + (u * 256 + threadIdx.x) * 16;
   }
-  MK_DEVICE void await_all(const LaunchArguments& args) const {
-    if (mbarrier_try_wait_cluster(full(), 0)) return;
-    const u64 start_ns = global_timer_ns();
-    while (!mbarrier_try_wait_cluster(full(), 0)) {
-      if (global_timer_ns() - start_ns > stall_limit_ns(args)) trap_stalled(args, kComputeRole, full());
+
+  MK_DEVICE void init() const {
+    for (u32 turn = 0; turn < 2; ++turn) {
+      mbarrier_init(memory.barrier(2 * Tile::kStages + turn), 1);
+      mbarrier_init(memory.barrier(2 * Tile::kStages + 2 + turn), Tile::kSplit == 1 ? 1 : kWarps * (Tile::kSplit - 1));
     }
   }
-  MK_DEVICE void init() const {
-    mbarrier_init(full(), 1);
-    if constexpr (Tile::kSplit > 1) mbarrier_arrive_expect(full(), Tile::kExchangeBytes);
+  /// Before the first partial of a tile is written.
+  MK_DEVICE void begin() const {
+    if (tiles >= 2) wait(empty(), (tiles / 2 & 1) ^ 1);
+    if (threadIdx.x == 0) mbarrier_arrive_expect(full(), Tile::kExchangeBytes);
+  }
+  MK_DEVICE void await_partials() const { wait(full(), tiles / 2 & 1); }
+  /// All partials have been read. `reused`: a later tile will be written over them, by blocks that are still here then.
+  MK_DEVICE void end(u32 part, bool reused) {
+    __syncwarp();
+    if (reused && threadIdx.x % 32 < Tile::kSplit && threadIdx.x % 32 != part) {
+      mbarrier_arrive_cluster(map_shared(empty(), threadIdx.x % 32));
+    }
+    ++tiles;
+  }
+
+ private:
+  MK_DEVICE void wait(u32 barrier, u32 parity) const {
+    if (mbarrier_try_wait_cluster(barrier, parity)) return;
+    const u64 start_ns = global_timer_ns();
+    while (!mbarrier_try_wait_cluster(barrier, parity)) {
+      if (global_timer_ns() - start_ns > stall_limit_ns(args)) trap_stalled(args, kComputeRole, barrier);
+    }
   }
 };
 

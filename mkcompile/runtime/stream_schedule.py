@@ -9,12 +9,20 @@ from mkcompile.runtime.kernel_config import BLOCK_K, SPLITS, STREAM_TILES, Kerne
 from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule
 from mkcompile.runtime.workspace_layout import MAILBOX_BYTES
 
+# SMs of the smallest corner of the chip: clusters do not reach over its edge, and the few SMs beyond are of no use.
+_CORNER_SMS = 16
+
+
+def most_clusters(config: KernelConfig, num_sms: int) -> int:
+    """Clusters that are resident at once."""
+    usable = num_sms if config.split == 1 or num_sms < _CORNER_SMS else num_sms // _CORNER_SMS * _CORNER_SMS
+    return max(1, usable // config.split)
+
 
 def stream_schedule(config: KernelConfig, size: LaunchSize, num_sms: int) -> TileSchedule:
     """Every tile at once where they fit; else as many blocks as share them out evenly."""
     tiles = size.tiles(config)
-    most = num_sms // config.split
-    waves = -(-tiles // most)
+    waves = -(-tiles // most_clusters(config, num_sms))
     return TileSchedule(grid=-(-tiles // waves) * config.split)
 
 
@@ -36,9 +44,8 @@ def stream_configs(base: KernelConfig) -> list[KernelConfig]:
     return found
 
 
-def can_stream(config: KernelConfig, size: LaunchSize, num_sms: int) -> bool:
-    """Whether such a launch is possible: a cluster finishes one tile, and all tiles fit into the mailboxes."""
-    tiles = size.tiles(config)
-    if config.split > 1 and (tiles * config.split > num_sms or size.k < BLOCK_K * config.split):
+def can_stream(config: KernelConfig, size: LaunchSize) -> bool:
+    """Whether such a launch is possible: each block has something to multiply, and all tiles fit into the mailboxes."""
+    if size.k < BLOCK_K * config.split:
         return False
-    return not config.reduces or 2 * (size.world - 1) * tiles * config.tile_bytes <= MAILBOX_BYTES
+    return not config.reduces or 2 * (size.world - 1) * size.tiles(config) * config.tile_bytes <= MAILBOX_BYTES

@@ -57,13 +57,13 @@ def test_every_tile_and_split(tile: tuple[int, int], split: int) -> None:
     for layout in ("nk", "kn"):
         for dtype in ("bfloat16", "float16"):
             config = stream_config(tile=tile, split=split, weight_layout=layout, dtype=dtype, has_bias=layout == "kn")
-            for m, n, k in ((60, 520, 520), (1, 8, 256), (130, 264, 1000)):
+            for m, n, k in ((60, 520, 520), (1, 8, 256), (777, 1032, 1000)):
                 check_gemm(config, m, n, k)
 
 
 @pytest.mark.parametrize("m", ROWS)
 def test_any_number_of_rows_of_a_gemm(m: int) -> None:
-    for tile, split, n in (((64, 64), 1, 1032), ((64, 64), 2, 200), ((128, 64), 1, 1032), ((128, 128), 2, 264)):
+    for tile, split, n in (((64, 64), 1, 1032), ((64, 64), 2, 1032), ((128, 64), 4, 1032), ((128, 128), 2, 2056)):
         check_gemm(stream_config(tile=tile, split=split), m, n, 520)
 
 
@@ -85,16 +85,15 @@ def test_any_number_of_rows(operator: str, m: int) -> None:
     group = group_of((0, 0))
     rows = m * group.world if operator == "gemm_reduce_scatter" else m
     for tile, split in (((64, 64), 1), ((64, 64), 2), ((128, 64), 1), ((64, 32), 1)):
-        if split == 1 or rows <= 128:
-            check(group, stream_config(operator, tile, split), rows, 520, 264)
+        check(group, stream_config(operator, tile, split), rows, 520, 264)
 
 
 @OPERATORS
 @WORLDS
 def test_worlds(operator: str, world: int) -> None:
     group = group_of((0,) * world)
-    for m, n, tile, split in ((world, 8, (64, 64), 1), (8 * world, 264, (64, 64), 2), (200, 520, (128, 128), 1),
-                              (24, 128, (64, 128), 4), (40 * world, 1032, (64, 64), 1)):  # fmt: skip
+    for m, n, tile, split in ((world, 8, (64, 64), 1), (8 * world, 520, (64, 64), 2), (200, 520, (128, 128), 1),
+                              (200, 520, (64, 128), 4), (40 * world, 1032, (64, 64), 1)):  # fmt: skip
         check(group, stream_config(operator, tile, split), m, n, 328, epochs=4)
 
 
