@@ -28,7 +28,7 @@ struct ProxySettings {
 class Proxy final : public Publisher {
  public:
   Proxy(const ProxySettings& settings, const Region& region, const FlagWriter& flag_writer, CommandRing ring);
-  ~Proxy() override;
+  ~Proxy() override;  ///< stops at once what still runs
   Proxy(const Proxy&) = delete;
   Proxy& operator=(const Proxy&) = delete;
 

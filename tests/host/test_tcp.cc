@@ -16,7 +16,7 @@ constexpr u64 kSecond = 1'000'000'000;
 void exchange_over(const Plan& plan, const ProxyOptions& common) {
   std::vector<SlowEngine> engines(2);
   std::vector<std::vector<std::byte>> bounce(2);
-  std::vector<Side> sides(2);
+  Sides sides;
   for (u32 rank = 0; rank < 2; ++rank) {
     ProxyOptions options = common;
     options.transport = kTcp;
@@ -56,7 +56,7 @@ void several_connections_share_the_messages() {
 
 void large_messages_come_in_parts() {
   Plan plan;
-  plan.messages = 40;
+  plan.messages = 16;
   plan.slots = 2;
   plan.max_bytes = 12 << 20;
   exchange_over(plan, options_for(plan));

@@ -31,14 +31,12 @@ tcp::Endpoint endpoint_of(Side& side, u32 peer) {
   return endpoint;
 }
 
-std::vector<Side> two_sides(const Plan& plan, ProxyOptions options) {
-  std::vector<Side> sides(2);
+void open_two(const Plan& plan, ProxyOptions options, Sides& sides) {
   options.transport = kTcp;
   for (u32 rank = 0; rank < 2; ++rank) {
     options.rank = rank;
     CHECK(!open_side(plan, options, sides[rank]));
   }
-  return sides;
 }
 
 Socket dial(u32 port) {
@@ -67,7 +65,8 @@ bool was_closed(const Socket& client) {
 
 /// Rank 0 is a real side; rank 1 is the test, which knows the token.
 struct Impostor {
-  explicit Impostor(ProxyOptions options = options_for(Plan{})) : sides(two_sides(plan, options)) {
+  explicit Impostor(ProxyOptions options = options_for(Plan{})) {
+    open_two(plan, options, sides);
     const tcp::Endpoint real = endpoint_of(sides[0], 1);
     std::vector<u8> blob;
     CHECK(!sides[1].session->endpoint(0, blob));
@@ -86,10 +85,6 @@ struct Impostor {
     CHECK(!error);
     CHECK(!sides[0].session->proxy().start());
   }
-  ~Impostor() {
-    client.reset();
-    (void)close_all(sides, kSecond);
-  }
   Error fault() {
     Error error;
     Proxy& proxy = sides[0].session->proxy();
@@ -103,7 +98,7 @@ struct Impostor {
   }
 
   Plan plan;
-  std::vector<Side> sides;
+  Sides sides;
   Socket client;
 };
 
@@ -114,7 +109,8 @@ Frame data_frame(const Plan& plan) {
 void strangers_are_dropped_and_peers_still_meet() {
   Plan plan;
   plan.messages = 20;
-  std::vector<Side> sides = two_sides(plan, options_for(plan));
+  Sides sides;
+  open_two(plan, options_for(plan), sides);
   const u32 port = endpoint_of(sides[0], 1).port;
   std::vector<Socket> strangers;
   for (int i = 0; i < 4; ++i) strangers.push_back(dial(port));
@@ -133,7 +129,8 @@ void strangers_are_dropped_and_peers_still_meet() {
 void a_peer_that_does_not_come_is_named() {
   Plan plan;
   for (const u32 who : {0u, 1u}) {
-    std::vector<Side> sides = two_sides(plan, options_for(plan));
+    Sides sides;
+  open_two(plan, options_for(plan), sides);
     std::vector<u8> blob;
     CHECK(!sides[1 - who].session->endpoint(who, blob));
     if (who == 1) sides[0].session.reset();  // nobody listens

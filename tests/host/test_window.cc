@@ -15,7 +15,9 @@ InFlight entry_of(u64 ticket) { return {{ticket, 0, 0, ticket, 0, 0}, 0, 0, 0, f
 
 void queues_give_commands_in_order_and_keep_what_was_not_taken() {
   Window window(64, 3);
-  for (u64 ticket = 0; ticket < 30; ++ticket) window.enter(static_cast<u32>(ticket % 3), entry_of(ticket), 100 + ticket);
+  for (u64 ticket = 0; ticket < 30; ++ticket) {
+    window.enter(static_cast<u32>(ticket % 3), entry_of(ticket), 100 + ticket);
+  }
   CHECK_EQUAL(window.queued(1), 10u);
   CHECK_EQUAL(window.head_since(1), 101u);
   Write writes[8];
