@@ -1,8 +1,8 @@
 """Mailboxes, walked: every order in which two ranks can take their steps, over launches that exchange or don't.
 
 A rank's launch is a list of steps: enter (tell the peer), send (store into the peer's words), take (wait for the words
-of this launch, give them back), meet (wait for the peer to have entered), which ends it. What the walk demands: a sender
-finds the word free, a taker finds what was sent in the same launch, and nobody waits for ever.
+of this launch, give them back), meet (wait for the peer to have entered), which ends it. What the walk demands: who
+sends finds the word free, who takes finds what was sent in the same launch, and nobody waits for ever.
 """
 
 from __future__ import annotations
