@@ -74,6 +74,7 @@ class Plan:
     `lag`: an own tile comes so many tiles after the peer's tile of the same turn (reductions). `raster`: row blocks
     that share a column strip. `pace_ns`: time between two panels of a tile on their way to the peer, 0 for at once.
     `chunk_bytes`: unit of transfer of the communication blocks or the copy engine, 0 where tiles are stored directly.
+    `split`: blocks of a cluster that share one tile's k.
     Variant `unfused`: cuBLAS and NCCL; every other field but `operator` and `world_size` is then without meaning.
     """
 
@@ -88,6 +89,7 @@ class Plan:
     pace_ns: int = 0
     lag: int = 0
     raster: int = 8
+    split: int = 1
 
     @property
     def fused(self) -> bool:
@@ -96,8 +98,9 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """Which kernel: `operator/variant/tile`."""
-        return f"{self.operator}/{self.variant}/{self.tile}"
+        """Which kernel: `operator/variant/tile`, and where a tile is shared by how many."""
+        shared = f"/{self.split}" if self.split > 1 else ""
+        return f"{self.operator}/{self.variant}/{self.tile}{shared}"
 
     @property
     def grid(self) -> int:

@@ -184,7 +184,8 @@ class _Session:
 
 def _slowest_median(by_rank: Sequence[Sequence[float]]) -> float:
     """The median over the rounds of the slowest rank's time in each."""
-    return statistics.median(max(each) for each in zip(*by_rank, strict=True))
+    slowest: list[float] = [max(each) for each in zip(*by_rank, strict=True)]
+    return statistics.median(slowest)
 
 
 _BROKEN = "broken: "

@@ -31,8 +31,9 @@ from mkcompile.plan.reference import Maker, ReferenceMeasurer
 from mkcompile.plan.simulate.sweep import parse_site
 from mkcompile.plan.topology import PRESETS, Topology
 from mkcompile.plan.tune import Measurer, Request, tune
+from mkcompile.plan.tune_sweep import write_sweep
 
-_FAILED = 1
+_FAILED, _ALL = 1, 10_000
 _DEFAULT_SITES = ("gemm_all_reduce:64x256x128", "gemm_reduce_scatter:64x256x128", "all_gather_gemm:64x256x128")
 
 
@@ -46,8 +47,12 @@ class Bench:
     policy: Policy
 
 
-# Makes a bench in a process whose default group is initialised.
-MakeBench = Callable[[], Bench]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """`make_bench` makes a bench in a process whose default group is initialised with `backend`."""
+
+    backend: str
+    make_bench: Callable[[], Bench]
 
 
 def cpu_bench() -> Bench:
@@ -64,28 +69,39 @@ def cpu_bench() -> Bench:
     )
 
 
-def main(arguments: Sequence[str], make_bench: MakeBench = cpu_bench) -> int:
-    """Run the command; its exit status. `make_bench` is called in every rank."""
+CPU = Where(backend="gloo", make_bench=cpu_bench)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command on CPU tensors; its exit status."""
     options = parser().parse_args(list(arguments))
-    options.site = options.site or list(_DEFAULT_SITES)
     try:
-        for site in options.site:
-            parse_site(site, options.ranks)
+        return run(options, problems_of(options), CPU)
     except MkcompileError as error:
         Console(stderr=True).print(str(error), style="red", markup=False)
         return 2
+
+
+def problems_of(options: argparse.Namespace) -> list[Problem]:
+    """What the command names. Raises: OptionError."""
+    return [parse_site(site, options.ranks) for site in options.site or ()]
+
+
+def run(options: argparse.Namespace, problems: Sequence[Problem], where: Where) -> int:
+    """Tune these problems, or a few small ones; the exit status. `where` is asked in every rank."""
+    options.problems = list(problems) or [parse_site(site, options.ranks) for site in _DEFAULT_SITES]
     if dist.is_torchelastic_launched():
-        dist.init_process_group("gloo")
-        return run_in_rank(options, make_bench)
-    return _spawn(options, make_bench)
+        dist.init_process_group(where.backend)
+        return run_in_rank(options, where.make_bench)
+    return _spawn(options, where)
 
 
-def _spawn(options: argparse.Namespace, make_bench: MakeBench) -> int:
+def _spawn(options: argparse.Namespace, where: Where) -> int:
     """Ranks of our own; the first one that fails, or the deadline, ends all of them."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="mkcompile-tune-") as folder:
         meeting = Path(folder) / "meeting"
-        arguments = [(rank, options, make_bench, str(meeting)) for rank in range(options.ranks)]
+        arguments = [(rank, options, where, str(meeting)) for rank in range(options.ranks)]
         processes = [context.Process(target=_rank_main, args=each, daemon=True) for each in arguments]
         for process in processes:
             process.start()
@@ -96,29 +112,37 @@ def _spawn(options: argparse.Namespace, make_bench: MakeBench) -> int:
                     process.join(0.1)
                 if any(process.exitcode not in (None, 0) for process in processes):
                     deadline = min(deadline, time.monotonic() + 10.0)
+            late = [str(rank) for rank, process in enumerate(processes) if process.exitcode is None]
+            if late:
+                Console(stderr=True).print(
+                    f"ranks {', '.join(late)} were not done within {options.timeout:g} s; what was measured is kept, "
+                    "and the same command goes on from there",
+                    style="red",
+                )
             return _FAILED if any(process.exitcode != 0 for process in processes) else 0
         finally:
             for process in processes:
                 process.kill()
 
 
-def _rank_main(rank: int, options: argparse.Namespace, make_bench: MakeBench, meeting: str) -> None:
+def _rank_main(rank: int, options: argparse.Namespace, where: Where, meeting: str) -> None:
     timeout = timedelta(seconds=min(options.timeout, 300.0))
     dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=options.ranks, timeout=timeout
+        where.backend, init_method=f"file://{meeting}", rank=rank, world_size=options.ranks, timeout=timeout
     )
-    sys.exit(run_in_rank(options, make_bench))
+    sys.exit(run_in_rank(options, where.make_bench))
 
 
-def run_in_rank(options: argparse.Namespace, make_bench: MakeBench) -> int:
+def run_in_rank(options: argparse.Namespace, make_bench: Callable[[], Bench]) -> int:
     """Tune on this rank; rank 0 shows what happens."""
     try:
         bench = make_bench()
         request = Request(
-            problems=[parse_site(site, bench.ranks.world_size) for site in options.site],
+            problems=options.problems,
             topology=bench.topology,
             policy=bench.policy,
-            limit=options.limit,
+            limit=_ALL if options.sweep else options.limit,
+            rounds=options.rounds,
             folder=options.folder,
         )
         results = (
@@ -128,6 +152,8 @@ def run_in_rank(options: argparse.Namespace, make_bench: MakeBench) -> int:
             console = Console()
             console.print(results_table(request.problems, results))
             console.print(f"kept in {results_path(bench.topology, options.folder)}", markup=False)
+            if options.sweep:
+                write_sweep(options.sweep, request, results)
         return 0
     except MkcompileError as error:
         Console(stderr=True).print(str(error), style="red", markup=False)
@@ -166,11 +192,15 @@ def results_table(problems: Sequence[Problem], results: Results) -> Table:
 
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    made = argparse.ArgumentParser(prog="python -m mkcompile tune", description=__doc__)
+    made = argparse.ArgumentParser(prog="python -m mkcompile tune", description=__doc__, add_help=False)
     add = made.add_argument
     add("--site", action="append", metavar="OPERATOR:MxNxK", help="what to tune; several times for several")
     add("--ranks", type=int, default=2, help="ranks to start where there is no torchrun")
     add("--limit", type=int, default=6, help="candidates of each site, the best predicted ones first")
+    add("--rounds", type=int, default=7, help="how often each candidate is timed, in turn with the others")
+    add(
+        "--sweep", type=Path, metavar="FILE", help="measure all candidates, and append every time to FILE as JSON lines"
+    )
     add("--folder", type=Path, help="where results are kept (default: the cache folder)")
     add("--timeout", type=float, default=1800.0, help="seconds until everything is ended")
     return made

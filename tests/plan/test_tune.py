@@ -179,8 +179,9 @@ def tune_reference(rank: int, world_size: int) -> tuple[str, list[str], str]:
 def tune_by_command(rank: int, world_size: int) -> tuple[int, int]:
     """On gloo: the command, twice; the group is the command's from then on."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["--site", "gemm_all_reduce:32x16x24", "--folder", folder]
-        status = tune_command.run_in_rank(tune_command.parser().parse_args(arguments), tune_command.cpu_bench)
+        options = tune_command.parser().parse_args(["--folder", folder, "--sweep", f"{folder}/sweep.jsonl"])
+        options.problems = [problem("gemm_all_reduce", 32, 16, 24)]
+        status = tune_command.run_in_rank(options, tune_command.cpu_bench)
         kept = len(list(Path(folder).rglob("*.json")))
     return status, kept
 

@@ -1,0 +1,141 @@
+"""Times plans on GPUs: what `tune` measures with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mkcompile.config import settings
+from mkcompile.errors import UnsupportedDeviceError
+from mkcompile.ops.problem import Problem
+from mkcompile.ops.registry import Call
+from mkcompile.plan.decide import Policy
+from mkcompile.plan.exchange import Ranks
+from mkcompile.plan.plan import Plan
+from mkcompile.plan.reference import Maker
+from mkcompile.plan.tune_command import Bench
+from mkcompile.runtime.form import form_of
+from mkcompile.runtime.kernel import compile_kernel
+from mkcompile.runtime.launcher import Launcher
+from mkcompile.runtime.machine import own_basis
+from mkcompile.runtime.tactics import AVAILABLE, Given, from_plan
+
+# Host time of enqueueing all calls of one sample, and more: the device is kept busy with nothing until then.
+_BACKLOG_CYCLES = 4_000_000
+_SAMPLE_US = 2500.0
+_FEWEST_CALLS, _MOST_CALLS = 3, 20
+# More than the caches hold: operands come from memory, as in a model, and not from the last call.
+_OPERANDS_BYTES = 320 << 20
+# Rough rates, for the number of calls alone, which has to be the same on every rank.
+_FLOP_PER_US, _SENT_BYTES_PER_US, _READ_BYTES_PER_US = 700e6, 300e3, 4e6
+
+
+def num_calls(problem: Problem) -> int:
+    """Calls of one sample: few of long ones."""
+    read_bytes = problem.dtype_bytes * problem.k * problem.n
+    expected_us = max(
+        problem.flops / _FLOP_PER_US, problem.sent_bytes / _SENT_BYTES_PER_US, read_bytes / _READ_BYTES_PER_US, 10.0
+    )
+    return max(_FEWEST_CALLS, min(_MOST_CALLS, int(_SAMPLE_US / expected_us)))
+
+
+@dataclass(slots=True)
+class KernelMeasurer:
+    """Launches plans as the launcher does, and the unfused sequence as the operators' references."""
+
+    maker: Maker
+    max_grid: int
+    _plans: dict[str, Plan] = field(default_factory=dict)
+    _operands: tuple[Problem, tuple[Call, ...]] | None = None
+    _launcher: Launcher | None = None
+
+    def prepare(self, problem: Problem, plan: Plan) -> Callable[[], float]:
+        """Raises: UnsupportedDeviceError where no kernel takes the plan; CompileError; OperatorInputError."""
+        calls = self._calls(problem)
+        if not plan.fused:
+            return lambda: self._sample([call.reference for call in calls], num_calls(problem))
+        form = form_of(calls[0])
+        tactic = None if isinstance(form, str) else from_plan(form, plan, self.max_grid)
+        if tactic is None:
+            why = form if isinstance(form, str) else "it is not among the launcher's kernels"
+            raise UnsupportedDeviceError(f"no kernel for {plan.name}: {why}")
+        compile_kernel(tactic[0])
+        self._plans[plan.digest()] = plan
+        named = [replace(call, plan_key=plan.digest()) for call in calls]  # type: ignore[type-var]
+        return lambda: self._sample([_Launch(self._launcher_of_plans(), call) for call in named], num_calls(problem))
+
+    def _calls(self, problem: Problem) -> tuple[Call, ...]:
+        """Calls of different operands; those of one problem at a time."""
+        if self._operands is None or self._operands[0] != problem:
+            self._operands = None
+            width = problem.hidden * (3 if problem.gated else 2) if problem.hidden else problem.n
+            operand_bytes = problem.dtype_bytes * problem.k * width
+            count = max(1, min(num_calls(problem), ceil(_OPERANDS_BYTES / max(operand_bytes, 1))))
+            makers = [replace(self.maker, seed=self.maker.seed + 1000 * i) for i in range(count)]
+            self._operands = (problem, tuple(maker.call(problem) for maker in makers))
+            self._operands[1][0].check()
+        return self._operands[1]
+
+    def _launcher_of_plans(self) -> Launcher:
+        if self._launcher is None:
+            self._launcher = Launcher(tactics=Given(self._plans))
+        return self._launcher
+
+    def _sample(self, calls: Sequence[Callable[[], Any]], count: int) -> float:
+        """Mean of consecutive calls on this rank, after one that is not timed. Units: seconds."""
+        token = torch.zeros(1, device=self.maker.device)
+        dist.all_reduce(token)
+        torch.cuda.synchronize()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(_BACKLOG_CYCLES)  # type: ignore[no-untyped-call]
+        calls[-1]()
+        start.record()
+        for i in range(count):
+            calls[i % len(calls)]()
+        end.record()
+        torch.cuda.synchronize()
+        if self._launcher is not None:
+            self._launcher.check()
+        elapsed_ms: float = start.elapsed_time(end)
+        return elapsed_ms / count * 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """A call that must become a launch."""
+
+    launcher: Launcher
+    call: Call
+
+    def __call__(self) -> Any:
+        result = self.launcher(self.call)
+        if result is None:
+            raise UnsupportedDeviceError(f"{self.call.NAME} was not launched; see the log")
+        return result
+
+
+def gpu_bench() -> Bench:
+    """Kernels over the default group, one GPU a rank."""
+    group = dist.group.WORLD
+    assert group is not None
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    topology = own_basis().topology
+    max_grid = topology.gpu.num_sms - settings().sm_reserve
+    return Bench(
+        topology=topology,
+        measurer=KernelMeasurer(maker=Maker(group=group.group_name, device=str(device), seed=rank), max_grid=max_grid),
+        ranks=Ranks(
+            rank=rank,
+            world_size=world_size,
+            store=dist.distributed_c10d._get_default_store(),
+            name="mkcompile/tune",
+        ),
+        policy=Policy(fuse="always", reserve_sms=settings().sm_reserve, available=AVAILABLE),
+    )
