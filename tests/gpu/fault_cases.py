@@ -8,10 +8,12 @@ import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+import mkcompile
 from mkcompile.config import settings
-from mkcompile.errors import LaunchOrderError, PeerTimeoutError
+from mkcompile.errors import LaunchMismatchError, LaunchOrderError, MkcompileError, PeerTimeoutError, WorkspaceError
 from tests.gpu.pair import KERNELS, Pair, Product
 
 TRIES = 6
@@ -152,4 +154,77 @@ def replay_beside_eager(pair: Pair) -> dict[str, Any]:
     return {"errors": errors, "drained_s": round(drained_s, 2)}
 
 
-CASES = {"dead": dead_peer, "killed": killed_peer, "late": late_peer, "in_use": replay_beside_eager}
+def _recovers(pair: Pair) -> list[str]:
+    """Both ranks are at one call again within a few errors, and it is right. Returns the errors."""
+    product = _product(seed=7)
+    operands, expected = product.inputs(pair, pair.rank), product.expected(pair)
+    errors = []
+    for _ in range(TRIES):
+        try:
+            out = product.call(pair, *operands)
+            mkcompile.check()
+        except MkcompileError as error:
+            errors.append(f"{type(error).__name__}: {error}")
+            continue
+        product.check(pair, out, expected)
+        return errors
+    raise AssertionError(errors)
+
+
+def skipped_call(pair: Pair) -> dict[str, Any]:
+    """Rank 1 leaves one call out: both find the other at another launch, long before the deadline, and say at which."""
+    skipped, next_one = _product(seed=1), Product(operator="gemm_reduce_scatter", rows=384, n=512, k=136, seed=2)
+    for product in (skipped, next_one):
+        product.call(pair, *product.inputs(pair, pair.rank))
+    pair.meet()
+    started = time.monotonic()
+    if pair.rank == 0:
+        skipped.call(pair, *skipped.inputs(pair, pair.rank))
+    next_one.call(pair, *next_one.inputs(pair, pair.rank))
+    text = ""
+    try:
+        mkcompile.check()
+    except LaunchMismatchError as error:
+        text = str(error)
+    waited_s = time.monotonic() - started
+    assert "gemm_all_reduce 512x1024x264" in text and "gemm_reduce_scatter 768x512x136" in text, text
+    assert "rank 0" in text and "rank 1" in text and "never launched" not in text, text
+    assert waited_s < settings().timeout_s, f"found after {waited_s:.1f} s"
+    return {"error": text, "waited_s": round(waited_s, 2), "errors_until_together": _recovers(pair)}
+
+
+def replay_on_failed_workspace(pair: Pair) -> dict[str, Any]:
+    """A graph that was captured before a fault is replayed after it: an error each time, not silence."""
+    product = _product(seed=3)
+    operands = product.inputs(pair, pair.rank)
+    product.call(pair, *operands)
+    pair.meet()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        product.call(pair, *operands)
+    pair.meet()
+    graph.replay()
+    pair.meet()
+    mkcompile.check()
+    errors = []
+    if pair.rank == 0:
+        for _ in range(3):  # alone: the first waits for rank 1
+            graph.replay()
+            try:
+                mkcompile.check()
+            except (PeerTimeoutError, WorkspaceError) as error:
+                errors.append(f"{type(error).__name__}: {error}")
+        assert len(errors) == 3 and errors[0].startswith("PeerTimeoutError"), errors
+        assert all("replayed on a workspace that had failed" in text for text in errors[1:]), errors
+    dist.barrier()
+    return {"errors": errors, "errors_until_together": _recovers(pair)}
+
+
+CASES = {
+    "dead": dead_peer,
+    "killed": killed_peer,
+    "late": late_peer,
+    "in_use": replay_beside_eager,
+    "skipped": skipped_call,
+    "replayed": replay_on_failed_workspace,
+}

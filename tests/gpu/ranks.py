@@ -27,6 +27,7 @@ from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.stream_schedule import stream_schedule
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule, choose_schedule
+from mkcompile.runtime.trace.record import RankTrace, Recorder
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -53,6 +54,7 @@ class RankGroup:
     workspaces: list[torch.Tensor] = field(init=False, default_factory=list)
     faults: list[FaultWord] = field(init=False, default_factory=list)
     streams: list[torch.cuda.Stream] = field(init=False, default_factory=list)
+    recorders: list[Recorder] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.layout = WorkspaceLayout(world=self.world, total_bytes=self.arena_bytes, max_tiles=self.max_tiles)
@@ -87,7 +89,21 @@ class RankGroup:
             fault_address=self.faults[rank].address,
             timeout_s=self.timeout_s,
             outs=tuple(out.data_ptr() for out in outs),
+            group=tuple(range(self.world)),
         )
+
+    def record(self) -> None:
+        """From now on launches that are prepared are recorded, if their kernels are traced."""
+        for device in self.devices:
+            where = torch.device("cuda", device)
+            num_sms = torch.cuda.get_device_properties(where).multi_processor_count
+            self.recorders.append(Recorder(device=where, num_blocks=num_sms))
+        self.synchronize()
+
+    def traces(self) -> list[RankTrace]:
+        """What was recorded, by rank."""
+        self.synchronize()
+        return [recorder.read(rank) for rank, recorder in enumerate(self.recorders)]
 
     def synchronize(self) -> None:
         """Wait for all ranks, but not for ever: what a hung kernel reported is in host memory, and worth more than
@@ -127,7 +143,7 @@ class RankGroup:
             kernel = kernels[rank] if kernels else load_kernel(compile_kernel(config), device)
             arguments = LaunchArguments(
                 terms=((Matrix.of(given.x), Matrix.of(given.w)),), out=Matrix.of(outs[rank]), schedule=chosen,
-                peers=peers, segments=segments, scale=scale,
+                peers=peers, segments=segments, scale=scale, trace=self.recorders[rank] if self.recorders else None,
                 bias=given.bias.data_ptr() if given.bias is not None else 0,
             )  # fmt: skip
             launches.append(PreparedLaunch(kernel, arguments))

@@ -60,6 +60,8 @@ FAMILIES: dict[str, Family] = {
     "stress": Family(module="tests.gpu.stress_cases", limit_s=90),
     "graphs": Family(module="tests.gpu.graph_cases", limit_s=120),
     "in_use": Family(module="tests.gpu.fault_cases", limit_s=60, environment=SHORT, only=("in_use",)),
+    "skipped": Family(module="tests.gpu.fault_cases", limit_s=60, environment=SHORT, only=("skipped", "replayed")),
+    "trace": Family(module="tests.gpu.trace_cases", limit_s=90),
     "late": Family(module="tests.gpu.fault_cases", limit_s=90, environment=SHORT, only=("late",)),
     "dead": Family(module="tests.gpu.fault_cases", limit_s=100, environment=SHORT, only=("dead",), may_die=(1,)),
     "killed": Family(module="tests.gpu.fault_cases", limit_s=100, environment=SHORT, only=("killed",), may_die=(1,)),
