@@ -11,21 +11,25 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import ceil
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from mkcompile.runtime.gather_launch import GatherLaunch, GatherSize, PreparedGather
-from mkcompile.runtime.gather_schedule import GatherChoice, push_choice
-from mkcompile.runtime.kernel import compile_kernel, load_kernel
+from mkcompile.runtime.gather_launch import GatherSize
+from mkcompile.runtime.gather_operation import GatherTensors, Prepared
+from mkcompile.runtime.gather_schedule import GatherChoice, engine_choice, library_choice, push_choice
 from mkcompile.runtime.kernel_config import KernelConfig
-from mkcompile.runtime.tensor_map import Matrix
+from tests.gpu.gather_calls import Engines, prepare_rank
 from tests.gpu.ranks import RankGroup
 
 from .shapes import GATHERED, Shape
 
 TILES = ((128, 256), (128, 224), (128, 192), (128, 160), (128, 128))
-BLOCKS = (4, 8, 16)
+BLOCKS = (4, 8)
+CHUNKS = (1, 2, 4)
 _SM_RESERVE = 4
 _BACKLOG_CYCLES = 1_000_000
 _ROUNDS = 7
@@ -34,49 +38,47 @@ _ROUNDS = 7
 class Pair:
     """Two GPUs, and the operands of one shape on each."""
 
-    def __init__(self, group: RankGroup, shape: Shape) -> None:
-        self.group = group
+    def __init__(self, group: RankGroup, engines: Engines, shape: Shape) -> None:
+        self.group, self.engines = group, engines
         self.size = GatherSize(segment_rows=shape.m // 2, k=shape.k, n=(shape.n,), world=2)
-        self.x, self.w, self.out, self.gathered = [], [], [], []
+        self.tensors: list[GatherTensors] = []
+        self.gathered: list[torch.Tensor] = []
         for device in group.devices:
             generator = torch.Generator(device=f"cuda:{device}").manual_seed(17 + device)
-            where = {"device": f"cuda:{device}", "dtype": torch.bfloat16}
-            self.x.append(torch.randn(shape.m // 2, shape.k, generator=generator, **where))  # type: ignore[arg-type]
-            self.w.append(torch.randn(shape.n, shape.k, generator=generator, **where))  # type: ignore[arg-type]
-            self.out.append(torch.empty(shape.m, shape.n, **where))  # type: ignore[arg-type]
+            where: dict[str, Any] = {"device": f"cuda:{device}", "dtype": torch.bfloat16}
+            w = torch.randn(shape.n, shape.k, generator=generator, **where)
+            self.tensors.append(
+                GatherTensors(
+                    shard=torch.randn(shape.m // 2, shape.k, generator=generator, **where), w=[w.t()], weights=[w],
+                    bias=[None], outs=[torch.empty(shape.m, shape.n, **where)], gathered=None,
+                )
+            )  # fmt: skip
         for device in group.devices:
-            self.gathered.append(torch.cat([x.to(f"cuda:{device}") for x in self.x]))
+            self.gathered.append(torch.cat([one.shard.to(f"cuda:{device}") for one in self.tensors]))
 
     def cublas(self, rank: int) -> None:
         """The product alone."""
-        torch.mm(self.gathered[rank], self.w[rank].t(), out=self.out[rank])
+        one = self.tensors[rank]
+        torch.mm(self.gathered[rank], one.w[0], out=one.outs[0])
 
-    def prepare(self, choice: GatherChoice) -> list[PreparedGather]:
+    def prepare(self, choice: GatherChoice) -> list[Prepared]:
         """One launch a rank."""
-        return [
-            PreparedGather(
-                load_kernel(compile_kernel(choice.config), device),
-                GatherLaunch(
-                    shard=Matrix.of(self.x[rank]), weights=(Matrix.of(self.w[rank]),), biases=(0,),
-                    outs=(Matrix.of(self.out[rank]),), size=self.size, schedule=choice.schedule,
-                    peers=self.group.peers(rank),
-                ),
-            )
-            for rank, device in enumerate(self.group.devices)
-        ]  # fmt: skip
+        engines = None if choice.variant == "push" else self.engines
+        return [prepare_rank(self.group, r, choice, self.size, self.tensors[r], engines, None) for r in range(2)]
 
     def error(self, run: Callable[[int], None]) -> float:
         """Relative error of the worse rank on sampled rows; NaN where something was not written."""
         worst = 0.0
-        for out in self.out:
-            out.fill_(float("nan"))
+        for one in self.tensors:
+            one.outs[0].fill_(float("nan"))
         self.group.synchronize()
         self.each(run)
         self.group.synchronize()
         self.group.check()
-        for rank, out in enumerate(self.out):
+        for rank, one in enumerate(self.tensors):
+            out = one.outs[0]
             rows = torch.linspace(0, out.shape[0] - 1, 128, device=out.device).long()
-            truth = self.gathered[rank][rows].float() @ self.w[rank].float().t()
+            truth = self.gathered[rank][rows].float() @ one.weights[0].float().t()
             worst = max(worst, float((out[rows].float() - truth).norm() / truth.norm()))
             if not torch.isfinite(out).all():
                 return float("nan")
@@ -116,18 +118,27 @@ def variants(size: GatherSize, max_grid: int, tiles: Sequence[tuple[int, int]]) 
         for blocks in BLOCKS:
             choice = push_choice(config, size, max_grid, blocks, returned=False)
             found[f"push {tile[0]}x{tile[1]} p{blocks} grid{choice.schedule.grid} join{choice.schedule.join}"] = choice
+        for chunks in CHUNKS:
+            engine = engine_choice(config, size, max_grid, returned=False)
+            rows = ceil(size.shard_rows / chunks / 128) * 128
+            engine = replace(engine, schedule=replace(engine.schedule, group_rows=rows))
+            found[f"engine {tile[0]}x{tile[1]} c{chunks} grid{engine.schedule.grid}"] = engine
+    for chunks in CHUNKS:
+        found[f"library c{chunks}"] = library_choice(KernelConfig(operator="all_gather_gemm"), size, chunks)
     return found
 
 
-def sweep(group: RankGroup, shape: Shape, tiles: Sequence[tuple[int, int]]) -> dict[str, object]:
+def sweep(group: RankGroup, engines: Engines, shape: Shape, tiles: Sequence[tuple[int, int]]) -> dict[str, object]:
     """All variants of one shape."""
-    pair = Pair(group, shape)
+    pair = Pair(group, engines, shape)
     runs: dict[str, Callable[[int], None]] = {"cublas": pair.cublas}
     predicted = {}
     max_grid = torch.cuda.get_device_properties(0).multi_processor_count - _SM_RESERVE
     for name, choice in variants(pair.size, max_grid, tiles).items():
         launches = pair.prepare(choice)
-        runs[name] = lambda rank, launches=launches: launches[rank].run(group.streams[rank].cuda_stream)  # type: ignore[misc]
+        runs[name] = lambda rank, launches=launches: launches[rank].run(  # type: ignore[misc]
+            pair.tensors[rank], group.streams[rank].cuda_stream, False
+        )
         predicted[name] = round(choice.us, 1)
     errors = {name: pair.error(run) for name, run in runs.items()}
     calls = max(3, min(10, int(2500 / (shape.flop / 700e6))))
@@ -150,11 +161,12 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=240.0)
     options = parser.parse_args()
     group = RankGroup((0, 1), arena_bytes=700 << 20, timeout_s=5.0)
+    engines = Engines(group, area_bytes=300 << 20)
     started = time.monotonic()
     for index in options.shape or range(len(GATHERED)):
         if time.monotonic() - started > options.limit_s:
             break
-        row = sweep(group, GATHERED[index], TILES)
+        row = sweep(group, engines, GATHERED[index], TILES)
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 

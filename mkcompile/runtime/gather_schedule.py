@@ -10,7 +10,7 @@ from typing import Literal
 from mkcompile.runtime.gather_abi import APART, COLUMNS, TOGETHER
 from mkcompile.runtime.gather_launch import GatherSchedule, GatherSize
 from mkcompile.runtime.kernel_config import GATHER_TILES, KernelConfig
-from mkcompile.runtime.tile_schedule import TILE_START_US, LaunchSize
+from mkcompile.runtime.tile_schedule import SM_FLOP_PER_US, TILE_START_US, LaunchSize
 
 Variant = Literal["push", "copy_engine", "library"]
 #: What one block moves to a peer, and all of them, bytes a microsecond. Source: docs/decisions/401-all-gather.md.
@@ -21,6 +21,8 @@ _ENGINE_CHUNK_BYTES, _MAX_CHUNKS = 4 << 20, 8
 #: From the last flag to the first product, and a launch of the gate in front.
 _ARRIVAL_US, _GATE_US = 3.0, 3.0
 PUSH_BLOCKS = (4, 8)
+_LIBRARY_CHUNKS = (1, 2, 4)
+_LIBRARY_SMS, _MEMORY_BYTES_PER_US = 132, 4.3e6
 _COPY_BLOCKS = 4
 _PUSH_GROUP_ROWS = 128
 #: Up to so many gathered rows the weights are what is read: they must be read once.
@@ -92,6 +94,27 @@ def engine_choice(config: KernelConfig, size: GatherSize, max_grid: int, returne
     return GatherChoice(variant="copy_engine", config=config, schedule=schedule, us=us)
 
 
+def library_choice(config: KernelConfig, size: GatherSize, chunks: int = 1) -> GatherChoice:
+    """The copy engine pushes, and the library multiplies: own rows, then each chunk that has come. Rows only."""
+    group_rows = ceil(ceil(size.shard_rows / chunks) / _PUSH_GROUP_ROWS) * _PUSH_GROUP_ROWS
+    chunks = ceil(size.shard_rows / group_rows)
+    schedule = GatherSchedule(grid=1, blocks=0, group_rows=group_rows, join=0, pushes=False)
+    sent_us = size.shard_bytes * (size.world - 1) / _ENGINE_BYTES_PER_US
+    engine_us = _ENGINE_START_US + chunks * _ENGINE_CHUNK_US * (size.world - 1) + sent_us
+    pieces = [size.shard_rows] + [group_rows] * chunks * (size.world - 1)
+    product_us = [_library_us(rows, size) for rows in pieces]
+    us = max(sum(product_us), engine_us + product_us[-1]) + _GATE_US * len(pieces)
+    return GatherChoice(variant="library", config=config, schedule=schedule, us=us)
+
+
+def _library_us(rows: int, size: GatherSize) -> float:
+    """The library's product of so many rows: whole waves of its largest tile, or its weights from memory."""
+    tiles = ceil(rows / 128) * sum(ceil(n / 256) for n in size.n)
+    waves = ceil(tiles / _LIBRARY_SMS)
+    multiplied_us = waves * 2 * 128 * 256 * size.inner / SM_FLOP_PER_US
+    return max(multiplied_us, sum(size.n) * size.inner * 2 / _MEMORY_BYTES_PER_US)
+
+
 def choices(base: KernelConfig, size: GatherSize, max_grid: int, returned: bool) -> Iterator[GatherChoice]:
     """Every tile and every way, larger tiles first."""
     for tile in reversed(GATHER_TILES):
@@ -101,6 +124,9 @@ def choices(base: KernelConfig, size: GatherSize, max_grid: int, returned: bool)
                 yield push_choice(config, size, max_grid, blocks, returned)
         if max_grid > _COPY_BLOCKS:
             yield engine_choice(config, size, max_grid, returned)
+    if not returned and not size.columns and size.segments == 1:
+        for chunks in _LIBRARY_CHUNKS:
+            yield library_choice(base, size, chunks)
 
 
 def choose_gather(

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from mkcompile.runtime.gather_abi import APART, TOGETHER
-from mkcompile.runtime.gather_launch import GatherLaunch, GatherSchedule, GatherSize, PreparedGather
-from mkcompile.runtime.gather_schedule import gather_order, push_choice
-from mkcompile.runtime.kernel import compile_kernel, load_kernel
+from mkcompile.runtime.gather_launch import GatherSchedule, GatherSize
+from mkcompile.runtime.gather_schedule import GatherChoice, engine_choice, gather_order, library_choice, push_choice
 from mkcompile.runtime.kernel_config import KernelConfig
-from mkcompile.runtime.tensor_map import Matrix
 
-from .ranks import TORCH_DTYPES, RankGroup, RankInput, nan_outputs, random_input
-from .truth import assert_bitwise, assert_close, summed
+from .gather_calls import Call, Engines
+from .ranks import TORCH_DTYPES, RankGroup, nan_outputs, random_input
+from .truth import assert_bitwise, summed
 
 ROWS = (1, 2, 16, 17, 63, 64, 65, 127, 128, 129, 255, 1000, 2048, 4097)
 WORLDS = pytest.mark.parametrize("world", [2, 4, 8])
+ENGINE = pytest.mark.parametrize("variant", ["copy_engine", "library"])
 
 
 @cache
@@ -31,102 +30,15 @@ def group_of(devices: tuple[int, ...]) -> RankGroup:
     return RankGroup(devices, arena_bytes=160 << 20)
 
 
+@cache
+def engines_of(devices: tuple[int, ...]) -> Engines:
+    """The copy engines of that group."""
+    return Engines(group_of(devices), area_bytes=32 << 20)
+
+
 def config_of(tile: tuple[int, int] = (128, 256), **others: Any) -> KernelConfig:
     """A configuration."""
     return KernelConfig(operator="all_gather_gemm", block_m=tile[0], block_n=tile[1], **others)
-
-
-@dataclass(slots=True, kw_only=True)
-class Call:
-    """One call on all ranks: shards, weights, biases and NaN where results will be."""
-
-    size: GatherSize
-    config: KernelConfig
-    shards: list[Tensor]
-    weights: list[list[Tensor]]  # [rank][product]
-    biases: list[list[Tensor | None]]
-    outs: list[list[Tensor]]
-    gathered: list[Tensor]
-    launches: list[PreparedGather]
-
-    @staticmethod
-    def make(
-        group: RankGroup, config: KernelConfig, size: GatherSize, seed: int, integers: bool, returned: bool,
-        schedule: GatherSchedule | None = None,
-    ) -> Call:  # fmt: skip
-        """Different numbers on every rank and for every seed."""
-        plan = schedule or push_choice(config, size, group.max_grid(), 4, returned).schedule
-        shards, weights, biases, outs, gathered, launches = [], [], [], [], [], []
-        for rank, device in enumerate(group.devices):
-            draws = [
-                random_input(rank, device, size.shard_rows, n, size.inner, config, 10 * seed + i, integers)
-                for i, n in enumerate(size.n)
-            ]
-            first = random_input(rank, device, size.shard_rows, 8, size.k, config, 10 * seed + 9, integers)
-            shards.append(first.x)
-            weights.append([draw.w for draw in draws])
-            biases.append([draw.bias if i % 2 == 0 else None for i, draw in enumerate(draws)])
-            outs.append([nan_outputs(group, size.rows, n, config)[rank] for n in size.n])
-            gathered.append(nan_outputs(group, size.rows, size.inner, config)[rank])
-            arguments = GatherLaunch(
-                shard=Matrix.of(shards[-1]) if size.shard_rows > 1 else Matrix(first.x.data_ptr(), 1, size.k, size.k),
-                weights=tuple(Matrix.of(w) for w in weights[-1]),
-                outs=tuple(Matrix.of(out) for out in outs[-1]),
-                biases=tuple(0 if b is None else b.data_ptr() for b in biases[-1]),
-                size=size, schedule=plan, peers=group.peers(rank),
-                result=gathered[-1].data_ptr() if returned else 0,
-            )  # fmt: skip
-            launches.append(PreparedGather(load_kernel(compile_kernel(config), device), arguments))
-        return Call(
-            size=size, config=config, shards=shards, weights=weights, biases=biases, outs=outs,
-            gathered=gathered if returned else [], launches=launches,
-        )  # fmt: skip
-
-    def whole(self, device: str) -> Tensor:
-        """The gathered matrix."""
-        size = self.size
-        parts = [shard.to(device) for shard in self.shards]
-        if size.columns:
-            return torch.cat(parts, 1)
-        stacked = torch.stack([part.view(size.segments, size.segment_rows, size.k) for part in parts], 1)
-        return stacked.reshape(size.rows, size.k)
-
-    def check(self, exact: bool, what: str) -> None:
-        """Close per tile, or exact; the gathered tensor bitwise."""
-        home = self.shards[0].device
-        whole = self.whole(str(home))
-        for rank, outs in enumerate(self.outs):
-            for i, out in enumerate(outs):
-                weight, bias = self.weights[rank][i], self.biases[rank][i]
-                given = RankInput(x=whole, w=weight, bias=bias)
-                truth, baseline = summed([given], self.config, str(home))
-                text = f"{what} {self.config.name} {self.size} rank {rank} product {i}"
-                if exact:
-                    assert_bitwise(out.to(home), truth, text)
-                else:
-                    assert_close(out.to(home), truth, baseline, text)
-            if self.gathered:
-                got = self.gathered[rank].to(home)
-                assert torch.equal(got.view(torch.int16), whole.view(torch.int16)), f"{what}: gathered of rank {rank}"
-
-
-def run(
-    group: RankGroup, config: KernelConfig, size: GatherSize, *, epochs: int = 3, late: Sequence[int] = (),
-    returned: bool = False, schedule: GatherSchedule | None = None,
-) -> None:  # fmt: skip
-    """Back-to-back launches with different inputs, then all checked."""
-    calls = [Call.make(group, config, size, epoch, epoch % 2 == 1, returned, schedule) for epoch in range(epochs)]
-    group.synchronize()
-    for epoch, call in enumerate(calls):
-        for rank in late:
-            group.delay(rank, 2_000_000 * (1 + epoch % 2))
-        for rank in range(group.world):
-            with torch.cuda.device(group.devices[rank]):
-                call.launches[rank].run(group.streams[rank].cuda_stream)
-    group.synchronize()
-    group.check()
-    for epoch, call in enumerate(calls):
-        call.check(epoch % 2 == 1, f"W={group.world} epoch {epoch}")
 
 
 def rows_of(rows: int, world: int, n: tuple[int, ...] = (1032,), k: int = 520, **others: Any) -> GatherSize:
@@ -134,25 +46,60 @@ def rows_of(rows: int, world: int, n: tuple[int, ...] = (1032,), k: int = 520, *
     return GatherSize(segment_rows=rows, k=k, n=n, world=world, **others)
 
 
+def choice_of(group: RankGroup, config: KernelConfig, size: GatherSize, variant: str, returned: bool) -> GatherChoice:
+    """The runtime's own, on a grid that leaves room for the other ranks of the GPU."""
+    if variant == "push":
+        return push_choice(config, size, group.max_grid(), 4, returned)
+    if variant == "library":
+        return library_choice(config, size)
+    return engine_choice(config, size, group.max_grid(), returned)
+
+
+def run(
+    devices: tuple[int, ...], config: KernelConfig, size: GatherSize, *, variant: str = "push", epochs: int = 3,
+    late: Sequence[int] = (), returned: bool = False, schedule: GatherSchedule | None = None,
+) -> None:  # fmt: skip
+    """Back-to-back launches with different inputs, then all checked."""
+    group = group_of(devices)
+    choice = choice_of(group, config, size, variant, returned)
+    if schedule is not None:
+        choice = replace(choice, schedule=schedule)
+    engines = None if variant == "push" else engines_of(devices)
+    calls = [
+        Call.make(group, choice, size, seed=epoch, integers=epoch % 2 == 1, returned=returned, engines=engines)
+        for epoch in range(epochs)
+    ]
+    group.synchronize()
+    for epoch, call in enumerate(calls):
+        for rank in late:
+            group.delay(rank, 2_000_000 * (1 + epoch % 2))
+        call.run(group)
+    group.synchronize()
+    group.check()
+    for epoch, call in enumerate(calls):
+        call.check(epoch % 2 == 1, f"{variant} W={group.world} epoch {epoch}")
+
+
 @WORLDS
 @pytest.mark.parametrize("returned", [False, True], ids=["", "returned"])
 def test_products_of_all_shards(world: int, returned: bool) -> None:
-    run(group_of((0,) * world), config_of(), rows_of(1024, world), returned=returned)
+    run((0,) * world, config_of(), rows_of(1024, world), returned=returned)
 
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_any_number_of_rows(rows: int) -> None:
     for tile in ((64, 64), (128, 256)) if rows < 1000 else ((128, 256),):
-        run(group_of((0, 0)), config_of(tile), rows_of(rows, 2, (520,), 264), returned=rows % 2 == 1)
+        run((0, 0), config_of(tile), rows_of(rows, 2, (520,), 264), returned=rows % 2 == 1)
 
 
 @pytest.mark.parametrize("rows", [1, 17, 64, 200])
 @WORLDS
 def test_few_rows_in_either_order(rows: int, world: int) -> None:
-    group, config, size = group_of((0,) * world), config_of((64, 64)), rows_of(rows, world, (520,), 264)
+    devices, config, size = (0,) * world, config_of((64, 64)), rows_of(rows, world, (520,), 264)
     for order in (APART, TOGETHER):
-        plan = push_choice(config, size, group.max_grid(), 4, True).schedule
-        run(group, config, size, returned=True, schedule=replace(plan, order=order, join=plan.positions(config, size)))
+        plan = push_choice(config, size, group_of(devices).max_grid(), 4, True).schedule
+        never = replace(plan, order=order, join=1 << 20)
+        run(devices, config, size, returned=True, schedule=never)
 
 
 @pytest.mark.parametrize("tile", [(64, 128), (64, 256), (128, 128), (128, 160), (128, 192), (128, 224)], ids=str)
@@ -160,20 +107,20 @@ def test_every_tile(tile: tuple[int, int]) -> None:
     for layout in ("nk", "kn"):
         for dtype in TORCH_DTYPES:
             config = config_of(tile, weight_layout=layout, dtype=dtype)
-            run(group_of((0, 0)), config, rows_of(600, 2, (776,), 200), epochs=2)
+            run((0, 0), config, rows_of(600, 2, (776,), 200), epochs=2)
 
 
 @WORLDS
 def test_several_weights_with_and_without_bias(world: int) -> None:
     size = rows_of(300, world, (520, 8, 264, 1032), 328)
     for layout in ("nk", "kn"):
-        run(group_of((0,) * world), config_of((128, 128), has_bias=True, weight_layout=layout), size, returned=True)
+        run((0,) * world, config_of((128, 128), has_bias=True, weight_layout=layout), size, returned=True)
 
 
 @WORLDS
 def test_rows_in_segments(world: int) -> None:
     for rows in (200, 256, 7):
-        run(group_of((0,) * world), config_of((128, 128)), rows_of(rows, world, segments=3), returned=True)
+        run((0,) * world, config_of((128, 128)), rows_of(rows, world, segments=3), returned=True)
 
 
 @WORLDS
@@ -181,25 +128,122 @@ def test_rows_in_segments(world: int) -> None:
 def test_columns(world: int, rows: int) -> None:
     size = GatherSize(segment_rows=rows, k=192, n=(264, 520), world=world, columns=True)
     for layout in ("nk", "kn"):
-        run(group_of((0,) * world), config_of((128, 128), weight_layout=layout), size, returned=True)
+        run((0,) * world, config_of((128, 128), weight_layout=layout), size, returned=True)
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_load_waits_when_a_peer_is_late(late: int) -> None:
-    run(group_of((0, 0)), config_of(), rows_of(1536, 2), epochs=5, late=[late], returned=True)
+@pytest.mark.parametrize("variant", ["push", "copy_engine", "library"])
+def test_load_waits_when_a_peer_is_late(late: int, variant: str) -> None:
+    returned = variant != "library"
+    run((0, 0), config_of(), rows_of(1536, 2), variant=variant, epochs=5, late=[late], returned=returned)
 
 
 def test_blocks_that_pushed_compute_too() -> None:
-    group, config, size = group_of((0, 0)), config_of((64, 64)), rows_of(512, 2)
+    config, size = config_of((64, 64)), rows_of(512, 2)
     assert gather_order(size) == APART
     for join in (0, 7, 100):
         plan = GatherSchedule(grid=24, blocks=8, group_rows=128, join=join)
-        run(group, config, size, returned=True, schedule=plan)
+        run((0, 0), config, size, returned=True, schedule=plan)
+
+
+@ENGINE
+@pytest.mark.parametrize("rows", [1, 17, 129, 1000, 4097])
+def test_copy_engine_with_any_number_of_rows(variant: str, rows: int) -> None:
+    run((0, 0), config_of((128, 128), has_bias=True), rows_of(rows, 2, (520, 264), 264), variant=variant)
+
+
+@ENGINE
+def test_copy_engine_in_chunks(variant: str) -> None:
+    config, size = config_of((128, 128)), rows_of(1000, 2)
+    chosen = choice_of(group_of((0, 0)), config, size, variant, False).schedule
+    run((0, 0), config, size, variant=variant, schedule=replace(chosen, group_rows=256), epochs=6)
+
+
+def test_copy_engine_with_segments_columns_and_gathered_tensor() -> None:
+    run((0, 0), config_of((128, 128)), rows_of(200, 2, segments=3), variant="copy_engine", returned=True)
+    size = GatherSize(segment_rows=300, k=192, n=(264, 520), world=2, columns=True)
+    run((0, 0), config_of((128, 128)), size, variant="copy_engine", returned=True)
+
+
+@ENGINE
+def test_copy_engine_of_three_ranks(variant: str) -> None:
+    run((0, 0, 0), config_of((128, 128)), rows_of(300, 3), variant=variant, epochs=4)
+
+
+def test_variants_and_reductions_alternate_on_one_workspace() -> None:
+    devices = (0, 0)
+    group, engines = group_of(devices), engines_of(devices)
+    reducing = [
+        KernelConfig(operator="gemm_reduce_scatter", block_m=128, block_n=128),
+        KernelConfig(operator="gemm_all_reduce", broadcast="staged", block_m=64, block_n=64),
+    ]
+    runs: list[Any] = []
+    for round_idx in range(5):
+        for variant, rows in (("push", 512), ("copy_engine", 700), ("push", 33), ("library", 256)):
+            config, size = config_of((128, 128)), rows_of(rows, 2, (520,), 264)
+            choice = choice_of(group, config, size, variant, False)
+            beside = None if variant == "push" else engines
+            runs.append(Call.make(group, choice, size, seed=round_idx, integers=True, engines=beside))
+            config = reducing[len(runs) % 2]
+            inputs = [random_input(rank, 0, 512, 264, 136, config, round_idx, True) for rank in range(2)]
+            outs = nan_outputs(group, 256 if config.operator == "gemm_reduce_scatter" else 512, 264, config)
+            runs.append((config, inputs, outs, group.prepare(config, inputs, outs)))
+    group.synchronize()
+    for i, one in enumerate(runs):
+        if i % 5 == 0:
+            group.delay(i // 5 % 2)
+        if isinstance(one, Call):
+            one.run(group)
+        else:
+            group.run(one[3])
+    group.synchronize()
+    group.check()
+    for i, one in enumerate(runs):
+        if isinstance(one, Call):
+            one.check(True, f"run {i}")
+            continue
+        config, inputs, outs, _ = one
+        truth, _ = summed(inputs, config, "cuda:0")
+        for rank, out in enumerate(outs):
+            wanted = truth if config.operator == "gemm_all_reduce" else truth.view(2, 256, 264)[rank]
+            assert_bitwise(out, wanted, f"run {i} {config.name} rank {rank}")
+
+
+@pytest.mark.parametrize("variant", ["push", "copy_engine", "library"])
+def test_graph_replays_with_changed_inputs(variant: str) -> None:
+    devices, config, size = (0, 0), config_of((128, 128)), rows_of(300, 2)
+    group = group_of(devices)
+    choice = choice_of(group, config, size, variant, False)
+    engines = None if variant == "push" else engines_of(devices)
+    call = Call.make(group, choice, size, engines=engines)
+    call.run(group)  # libraries allocate what they need
+    group.synchronize()
+    graphs = []
+    for rank in range(2):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=group.streams[rank]):
+            call.prepared[rank].run(call.tensors[rank], torch.cuda.current_stream().cuda_stream, True)
+        graphs.append(graph)
+    for replay in range(10):
+        fresh = Call.make(group, choice, size, seed=replay + 1, integers=True, engines=engines)
+        for old, new in zip(call.tensors, fresh.tensors, strict=True):
+            old.shard.copy_(new.shard)
+            for target, source in zip(old.weights, new.weights, strict=True):
+                target.copy_(source)
+        torch.cuda.synchronize()
+        for rank in range(2):
+            with torch.cuda.stream(group.streams[rank]):
+                graphs[rank].replay()
+        group.synchronize()
+        group.check()
+        call.check(True, f"replay {replay}")
 
 
 @pytest.mark.gpu2
+@pytest.mark.parametrize("variant", ["push", "copy_engine", "library"])
 @pytest.mark.parametrize("late", [[], [0], [1]], ids=str)
-def test_two_gpus(late: list[int]) -> None:
-    group = group_of((0, 1))
-    run(group, config_of(), rows_of(2048, 2, (2048,), 1024), epochs=5, late=late, returned=True)
-    run(group, config_of((128, 128)), rows_of(999, 2, (1032,), 328), epochs=5, late=late)
+def test_two_gpus(late: list[int], variant: str) -> None:
+    returned = variant != "library"
+    size = rows_of(2048, 2, (2048,), 1024)
+    run((0, 1), config_of(), size, variant=variant, epochs=5, late=late, returned=returned)
+    run((0, 1), config_of((128, 128)), rows_of(999, 2, (1032,), 328), variant=variant, epochs=5, late=late)
