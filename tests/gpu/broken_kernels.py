@@ -21,6 +21,13 @@ NO_CLEAR = (
 #: Blocks of a cluster do not wait for each other's sums.
 NO_EXCHANGE = ("device/stream_epilogue.cuh", "      exchange.await_partials();\n", "")
 
+#: Rows of an all-gather are read as they are.
+NO_ARRIVALS = (
+    "device/gather.cuh",
+    "    if (given_up || (source == known && group < ready)) return;\n",
+    "    return;\n",
+)
+
 
 def without(headers: Mapping[str, str], name: str, healthy: str, broken: str) -> dict[str, str]:
     """The headers with one piece of text replaced, which must occur once."""

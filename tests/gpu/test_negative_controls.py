@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 
 from mkcompile.runtime import abi, driver, nvrtc, sources
+from mkcompile.runtime.gather_launch import GatherSize
+from mkcompile.runtime.gather_schedule import push_choice
 from mkcompile.runtime.kernel import OPTIONS, LoadedKernel
 from mkcompile.runtime.kernel_config import KernelConfig
 
-from .broken_kernels import NO_WAIT, without
+from .broken_kernels import NO_ARRIVALS, NO_WAIT, without
+from .gather_calls import Call
 from .ranks import RankGroup, nan_outputs, random_input
 from .test_reductions import BOTH, config_of, expected_of
 from .truth import summed
@@ -36,4 +39,18 @@ def test_without_waits_a_late_peer_is_noticed(operator: str, broadcast: str) -> 
     truth, _ = summed(inputs, config, "cuda:0")
     wanted = expected_of(config, 0, 2, truth)
     assert not torch.allclose(outs[0].float(), wanted, rtol=0.1, atol=1.0), "the check can't tell a missing partial"
+    group.synchronize()
+
+
+def test_rows_that_are_not_waited_for_are_noticed() -> None:
+    group, config = RankGroup((0, 0)), KernelConfig(operator="all_gather_gemm", block_m=128, block_n=128)
+    size = GatherSize(segment_rows=1024, k=264, n=(1024,), world=2)
+    broken = [load_broken(config, 0, NO_ARRIVALS)] * 2
+    call = Call.make(group, push_choice(config, size, group.max_grid(), 4, False), size, kernels=broken)
+    group.synchronize()
+    group.delay(1, 20_000_000)
+    call.run(group)
+    group.streams[0].synchronize()
+    own, came = call.tensors[0].outs[0].view(2, 1024, 1024)
+    assert torch.isfinite(own).all() and not torch.isfinite(came).all(), "the check can't tell missing rows"
     group.synchronize()

@@ -16,11 +16,12 @@ import pytest
 from mkcompile.config import settings
 from mkcompile.errors import CompileError, OperatorInputError, UnsupportedDeviceError
 from mkcompile.runtime import abi, driver, nvrtc, sources
+from mkcompile.runtime.gather_engine import engine_cubin
 from mkcompile.runtime.kernel import OPTIONS, compile_kernel
 from mkcompile.runtime.kernel_config import KernelConfig, all_configs
 from mkcompile.runtime.warmup import warm_up
 
-from ..gpu.broken_kernels import NO_CLEAR, NO_EXCHANGE, NO_MAIL, NO_WAIT, without
+from ..gpu.broken_kernels import NO_ARRIVALS, NO_CLEAR, NO_EXCHANGE, NO_MAIL, NO_WAIT, without
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
 
@@ -33,6 +34,8 @@ CONFIGS = [
     KernelConfig(operator="gemm_all_reduce", broadcast="direct", block_n=128),
     KernelConfig(operator="gemm_all_reduce", broadcast="staged", dtype="float16", has_bias=True),
     KernelConfig(operator="gemm_all_reduce", broadcast="multicast"),
+    KernelConfig(operator="all_gather_gemm"),
+    KernelConfig(operator="all_gather_gemm", block_m=64, block_n=64, weight_layout="kn", has_bias=True),
     KernelConfig(streams=True, block_m=128, block_n=64, split=2, activation="silu"),
     KernelConfig(operator="gemm_all_reduce", streams=True, block_m=128, block_n=128),
     KernelConfig(operator="gemm_reduce_scatter", streams=True, block_m=64, block_n=64, split=4, has_bias=True),
@@ -124,6 +127,17 @@ def test_planted_defects_still_fit_the_streaming_kernels(defect: tuple[str, str,
     config = KernelConfig(operator="gemm_reduce_scatter", streams=True, block_m=64, block_n=32, split=2)
     broken = without(sources.headers(), *defect)
     assert nvrtc.compile_cubin("broken", config.source(), broken, OPTIONS).resources.is_clean
+
+
+def test_a_planted_defect_still_fits_the_all_gather() -> None:
+    assert without(sources.headers(), *NO_ARRIVALS) != sources.headers()
+
+
+def test_kernels_round_the_copy_engine_fit_beside_a_full_sm() -> None:
+    cubin = engine_cubin()
+    assert [int(count) for count in re.findall(r"Used (\d+) registers", cubin.log)] and "C75" not in cubin.log
+    assert all(int(count) <= 32 for count in re.findall(r"Used (\d+) registers", cubin.log))
+    assert set(re.findall(r"(\d+) bytes spill stores", cubin.log)) == {"0"}
 
 
 def test_compile_error_carries_the_log() -> None:
