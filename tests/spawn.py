@@ -32,6 +32,7 @@ from typing import Any
 
 Case = Callable[[int, int], Any]
 
+_POLL_S = 0.01
 # Imported once, in the server that ranks are forked from. Never mkcompile: its settings are read once per process.
 _PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.tensor")
 
@@ -85,6 +86,7 @@ class _Job:
     group_timeout_s: float
     environment: Mapping[str, str]
     init_group: bool
+    one_group: bool
 
 
 def run_cases(
@@ -95,13 +97,15 @@ def run_cases(
     group_timeout_s: float = 120.0,
     environment: Mapping[str, str] | None = None,
     init_group: bool = True,
+    one_group: bool = False,
 ) -> Outcomes:
     """Run every case on `world_size` gloo ranks, one process a rank for all cases.
 
     `timeout_s` ends the whole spawn: ranks still running are killed, and their cases fail with the stack they were in.
     `group_timeout_s` is the process group's timeout; a rank may be compiling for a while on a loaded machine.
     `environment` is set in the ranks before they run anything, but after torch is imported: right for MKCOMPILE_* and
-    TORCHINDUCTOR_CACHE_DIR, too late for most of torch's own.
+    TORCHINDUCTOR_CACHE_DIR, too late for most of torch's own. `one_group`: all cases share the group, until one fails;
+    for many cases with DTensors, whose caches hold on to every mesh and the threads of its group.
     """
     with tempfile.TemporaryDirectory(prefix="mkcompile-test-") as folder:
         job = _Job(
@@ -113,6 +117,7 @@ def run_cases(
             group_timeout_s=group_timeout_s,
             environment=environment or {},
             init_group=init_group,
+            one_group=one_group,
         )
         exit_codes = _run_ranks(job)
         return Outcomes(
@@ -171,6 +176,8 @@ def _rank_main(rank: int, job: _Job) -> None:
             partial = target.with_name(target.name + ".partial")
             partial.write_bytes(pickle.dumps(result))
             partial.rename(target)
+            if not job.one_group or _any_failed(job, name):
+                _leave_group()
         faulthandler.cancel_dump_traceback_later()
 
 
@@ -182,7 +189,7 @@ def _run_one(case: Case, rank: int, job: _Job, name: str) -> RankResult:
     torch.manual_seed(1000 + rank)
     torch._dynamo.reset()
     try:
-        if job.init_group:
+        if job.init_group and not dist.is_initialized():
             rendezvous = job.directory / f"rendezvous.{list(job.cases).index(name)}"
             timeout = timedelta(seconds=job.group_timeout_s)
             dist.init_process_group(
@@ -193,7 +200,35 @@ def _run_one(case: Case, rank: int, job: _Job, name: str) -> RankResult:
         text = traceback.format_exc()
         return RankResult(error=RankError(kind=type(error).__name__, message=str(error), traceback=text))
     finally:
-        torch._dynamo.reset()
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        gc.collect()  # a group that something still refers to keeps its threads, which never sleep for long
+        _forget_compiled()
+
+
+def _any_failed(job: _Job, name: str) -> bool:
+    """Did the case fail on any rank? Then their next collectives might not fit. Waits until all have finished it."""
+    paths = [_result_path(job, name, rank) for rank in range(job.world_size)]
+    deadline = min(job.deadline, time.monotonic() + job.group_timeout_s)
+    while time.monotonic() < deadline and not all(path.exists() for path in paths):
+        time.sleep(_POLL_S)
+    results = [pickle.loads(path.read_bytes()) for path in paths if path.exists()]
+    return len(results) < job.world_size or any(result.error is not None for result in results)
+
+
+def _leave_group() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()  # a group that something still refers to keeps its threads, which never sleep for long
+
+
+def _forget_compiled() -> None:
+    """Reset the compiler, and drop the graphs that it keeps in the globals of the modules whose code it has compiled.
+
+    A graph may hold the process group, and a module's functions are never let go of.
+    """
+    import torch
+    from torch._dynamo.utils import CleanupManager
+
+    torch._dynamo.reset()
+    for key in list(CleanupManager.instance.values):
+        CleanupManager.instance._remove_id(key)

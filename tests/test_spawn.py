@@ -42,6 +42,20 @@ def test_one_spawn_runs_every_case_on_a_fresh_group() -> None:
     assert (second.kind, second.message) == ("ValueError", "rank one is unhappy")
 
 
+def age_of_group(rank: int, world_size: int) -> int:
+    """1 for a new group, 2 for one that a case has had before."""
+    group = dist.group.WORLD
+    return dist.distributed_c10d._get_process_group_store(group).add(f"cases of rank {rank}", 1)
+
+
+def test_cases_may_share_a_group_until_one_fails() -> None:
+    cases = {"first": age_of_group, "second": age_of_group, "raises": raises_on_one}
+    outcomes = run_cases({**cases, "after": age_of_group, "sum": sum_of_ranks}, 2, one_group=True)
+    ages = [outcomes.values(name) for name in ("first", "second", "after")]
+    assert ages == [[1, 1], [2, 2], [1, 1]]
+    assert outcomes.values("sum") == [3.0, 3.0]
+
+
 def test_a_dead_rank_and_a_hang_are_reported() -> None:
     dead = run_cases({"dies": dies_on_one}, 2).errors("dies")
     assert dead[0] is None and dead[1] is not None and "exit code -9" in dead[1].message

@@ -26,7 +26,9 @@ def _run(cells: Mapping[str, Cell], world_size: int, timeout_s: float) -> Outcom
     cases = {name: partial(run_cell, cell=cell) for name, cell in cells.items()}
     cases[WRONG] = partial(run_wrong_cell, cell=next(iter(cells.values())))
     environment = {"CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
-    return run_cases(cases, world_size, timeout_s=timeout_s, group_timeout_s=120, environment=environment)
+    return run_cases(
+        cases, world_size, timeout_s=timeout_s, group_timeout_s=120, environment=environment, one_group=True
+    )
 
 
 def _check(outcomes: Outcomes, cell: Cell) -> None:
