@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 
@@ -81,3 +82,52 @@ class PeerTimeoutError(MkcompileError, TimeoutError):
     def __init__(self, report: WaitReport) -> None:
         super().__init__(str(report))
         self.report = report
+
+
+class ProxyUnavailableError(UnsupportedDeviceError):
+    """The host proxy, or the transport that was asked for, can't be had on this machine; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportReport:
+    """What the network refused, and where.
+
+    `call` is the function that failed, `device` the NIC or interface, `peer` the rank that was meant, numbered as in
+    the whole job (-1: none), `errno` the system's number for the reason, `detail` what that number does not say.
+    """
+
+    call: str
+    device: str
+    peer: int
+    errno: int
+    detail: str
+
+    def __str__(self) -> str:
+        where = f" on {self.device}" if self.device else ""
+        whom = f", peer {self.peer}" if self.peer >= 0 else ""
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"{self.call}{where}{whom}: {os.strerror(self.errno)} [errno {self.errno}]{detail}"
+
+
+class TransportError(MkcompileError, RuntimeError):
+    """The host proxy has failed, and does nothing any more; the process can go on without it."""
+
+    def __init__(self, report: TransportReport) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+
+class PeerLostError(TransportError):
+    """A peer's process, machine or link is gone, or did nothing for longer than the deadline."""
+
+
+class RegistrationError(TransportError):
+    """Memory that the NIC can't reach by any way that was tried."""
+
+
+class NoDeviceError(TransportError):
+    """No NIC or interface that the transport can use."""
+
+
+class RingFullError(TransportError):
+    """The command ring stayed full for longer than the deadline: the network takes nothing."""

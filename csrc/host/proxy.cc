@@ -13,6 +13,7 @@ namespace {
 
 constexpr u32 kTakenARound = 64;
 constexpr u64 kNotAskedFor = ~u64{0};
+constexpr u64 kYieldAfterNs = 20'000;
 constexpr long kIdleSleepNs = 20'000;
 
 u32 connections(const ProxySettings& settings) noexcept { return settings.world * settings.lanes; }
@@ -226,9 +227,14 @@ void Proxy::look_at_clock(bool is_busy) noexcept {
   }
   if (is_busy) {
     idle_since_ns_ = now_;
-  } else if (window_.waiting() == 0 && now_ - idle_since_ns_ > settings_.idle_spin_ns) {
+    return;
+  }
+  const u64 idle_ns = now_ - idle_since_ns_;
+  if (window_.waiting() == 0 && idle_ns > settings_.idle_spin_ns) {
     const timespec pause{0, kIdleSleepNs};
     nanosleep(&pause, nullptr);
+  } else if (idle_ns > kYieldAfterNs) {
+    sched_yield();  // where cores are few, whoever has work for us gets one
   }
 }
 

@@ -1,0 +1,119 @@
+"""How the ranks of a group make their proxies know each other: through the group's store alone.
+
+Each step is told to all. Where one rank fails, all raise, at the same step, and nobody waits for one that gave up.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass, field, replace
+
+from torch.distributed import ProcessGroup
+
+from mkcompile.errors import MkcompileError, ProxyUnavailableError, TransportError
+from mkcompile.runtime.exchange import Exchange
+from mkcompile.runtime.proxy.library import missing
+from mkcompile.runtime.proxy.session import Place, Proxy
+from mkcompile.runtime.proxy.settings import Hooks, ProxyConfig, Region, Ring, Transport
+
+_TOPIC = "proxy"
+#: Best first, for `choose_transport`. `emulated` and `unordered` are for tests and never chosen.
+_PREFERENCE: tuple[Transport, ...] = ("srd", "rc", "tcp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Local:
+    """What this rank brings: its memory, and how the proxy gets at it."""
+
+    region: Region
+    hooks: Hooks = field(default_factory=Hooks)
+    ring: Ring = field(default_factory=Ring)
+
+
+def connect(group: ProcessGroup, local: Local, config: ProxyConfig, timeout_s: float = 0.0) -> Proxy:
+    """A running proxy on every rank of the group; collective.
+
+    Units: `timeout_s` seconds for each step and for each later wait; 0: the group's own timeout.
+    Raises: PeerTimeoutError for ranks that do not come; the rank's own TransportError or ProxyUnavailableError where it
+    failed itself; ProxyUnavailableError, naming the ranks, where others did.
+    """
+    exchange = Exchange(group, _TOPIC, timeout_s)
+    place = Place(rank=exchange.rank, ranks=exchange.ranks, timeout_s=exchange.timeout_s)
+    proxy: Proxy | None = None
+    failure: MkcompileError | None = None
+    told = ""
+    try:
+        proxy = Proxy(place, local.region, config, local.hooks, local.ring)
+        told = _pack(proxy)
+    except (TransportError, ProxyUnavailableError) as error:
+        failure = error
+    try:
+        endpoints = _share(exchange, "proxy: open", failure, told)
+        assert proxy is not None
+        _share(exchange, "proxy: connected", _join(proxy, endpoints), "")
+        proxy.start()
+    except MkcompileError:
+        if proxy is not None:
+            proxy.close(0)
+        raise
+    return proxy
+
+
+def choose_transport(group: ProcessGroup, timeout_s: float = 0.0) -> tuple[Transport, str]:
+    """The best transport that every rank has, and why no better one; collective, the same on all ranks.
+
+    Raises: ProxyUnavailableError where a rank has none.
+    """
+    exchange = Exchange(group, f"{_TOPIC}/transport", timeout_s)
+    try:
+        lacks = {name: missing(name) for name in _PREFERENCE}
+    except ProxyUnavailableError as error:
+        lacks = dict.fromkeys(_PREFERENCE, str(error))
+    everyone = [json.loads(text) for text in exchange.gather("transports", json.dumps(lacks))]
+    reasons: list[str] = []
+    for name in _PREFERENCE:
+        without = [(exchange.ranks[rank], one[name]) for rank, one in enumerate(everyone) if one[name]]
+        if not without:
+            return name, "; ".join(reasons)
+        reasons.append(f"no {name}: rank {without[0][0]}: {without[0][1]}")
+    raise ProxyUnavailableError("; ".join(reasons))
+
+
+def with_network(config: ProxyConfig, network: str) -> ProxyConfig:
+    """`config` with the transport and device of a setting, `transport` or `transport:device`.
+
+    Raises: OptionError for a transport that does not exist.
+    """
+    transport, _, device = network.partition(":")
+    return replace(config, transport=transport, device=device)  # type: ignore[arg-type]
+
+
+def _pack(proxy: Proxy) -> str:
+    """An endpoint for each peer, as the store takes it."""
+    own = proxy.place.rank
+    peers = [peer for peer in range(proxy.place.world_size) if peer != own]
+    return json.dumps({str(peer): base64.b64encode(proxy.endpoint(peer)).decode() for peer in peers})
+
+
+def _share(exchange: Exchange, step: str, failure: MkcompileError | None, value: str) -> list[str]:
+    """Every rank's value; where any rank failed, its own error here and their names elsewhere."""
+    said = exchange.gather(step, json.dumps({"failure": str(failure) if failure else "", "value": value}))
+    if failure is not None:
+        raise failure
+    everyone = [json.loads(text) for text in said]
+    failed = [f"rank {exchange.ranks[rank]}: {one['failure']}" for rank, one in enumerate(everyone) if one["failure"]]
+    if failed:
+        raise ProxyUnavailableError("host proxy: " + "; ".join(failed))
+    return [one["value"] for one in everyone]
+
+
+def _join(proxy: Proxy, endpoints: list[str]) -> TransportError | None:
+    try:
+        for peer, text in enumerate(endpoints):
+            if peer != proxy.place.rank:
+                proxy.connect(peer, base64.b64decode(json.loads(text)[str(proxy.place.rank)]))
+        proxy.finish()
+    except TransportError as error:
+        return error
+    return None
