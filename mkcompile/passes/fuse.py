@@ -14,6 +14,7 @@ from mkcompile.passes import facts, normalise
 from mkcompile.passes.choose import Candidate, choose
 from mkcompile.passes.finders import finders
 from mkcompile.passes.graph import collectives, erase_dead, erase_with_waits, shape_of
+from mkcompile.passes.other_collectives import refusal_of
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.rewrite import Rewriter
 from mkcompile.passes.site import Match, Refusal, Site
@@ -79,11 +80,11 @@ def _find(nodes: list[fx.Node]) -> _Findings:
     findings = _Findings()
     finds = list(finders().values())
     for node in nodes:
-        for find in finds:
-            found = find(node)
+        answers = [found for find in finds if (found := find(node)) is not None]
+        for found in answers or [refusal_of(node)]:
             if isinstance(found, Match):
                 findings.matches.append(found)
-            elif found is not None:
+            else:
                 findings.refused_forms[node].append(found)
     return findings
 
@@ -119,10 +120,16 @@ def _choose_and_rewrite(graph: fx.Graph, findings: _Findings, judge: Judge, poli
 
 
 def _site(node: fx.Node, outcome: Match | Refusal) -> Site:
-    shape = tuple(str(size) for size in shape_of(node))
+    shape = tuple(str(size) for size in _result_shape(node))
     kind = str(node.target).removeprefix("_c10d_functional.").removesuffix(".default")
     site = {"collective": node.name, "kind": kind, "group": str(node.args[-1]), "shape": shape}
     if isinstance(outcome, Match):
         return Site(**site, operator=outcome.call.NAME, problem=outcome.problem)  # type: ignore[arg-type]
     why = {"reason": outcome.reason, "detail": outcome.detail, "problem": outcome.problem}
     return Site(**site, **why)  # type: ignore[arg-type]
+
+
+def _result_shape(node: fx.Node) -> tuple[object, ...]:
+    """The result's shape; of a collective with several results how many elements they have together."""
+    results = node.meta["val"]
+    return (sum(one.numel() for one in results),) if isinstance(results, (list, tuple)) else shape_of(node)

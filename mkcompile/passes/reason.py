@@ -13,6 +13,14 @@ class Reason(Enum):
         "no GEMM feeds or follows this collective, so there is nothing to overlap it with; "
         "nothing to do unless a matmul was expected here"
     )
+    COLLECTIVE_KIND = (
+        "only all-reduce, reduce-scatter and all-gather of single tensors are fused with the products beside them; "
+        "for tensor parallelism use those"
+    )
+    RANKS_DIFFER = (
+        "the ranks send each other different amounts, so that each may have another graph, and what is fused must be "
+        "the same on all; send equal parts if the model allows it"
+    )
     REDUCE_OP = "only sum and avg can be fused; reduce with one of them if the model allows it"
     WORLD_SIZE_ONE = "the group has one rank, so there is nothing to communicate; drop the parallelism for this axis"
     GROUP_IS_NODE = (
