@@ -15,11 +15,11 @@ class Reason(Enum):
     )
     COLLECTIVE_KIND = (
         "only all-reduce, reduce-scatter and all-gather of single tensors are fused with the products beside them; "
-        "for tensor parallelism use those"
+        "use those for tensor parallelism"
     )
     RANKS_DIFFER = (
         "the ranks send each other different amounts, so that each may have another graph, and what is fused must be "
-        "the same on all; send equal parts if the model allows it"
+        "the same on all; make the parts equal if the model allows it"
     )
     REDUCE_OP = "only sum and avg can be fused; reduce with one of them if the model allows it"
     WORLD_SIZE_ONE = "the group has one rank, so there is nothing to communicate; drop the parallelism for this axis"
@@ -69,7 +69,7 @@ class Reason(Enum):
     GEMM_KIND = "batched and grouped products beside a collective are not fused; use 2-D matmuls, plain or scaled"
     SCALES = (
         "a scaled product is fused with one float32 scale for each operand, or one for each row of the input and each "
-        "column of the weight, and with no scale of the result; quantise so"
+        "column of the weight, and with no scale of the result; use such scales"
     )
     SCALES_GATHERED = (
         "what is gathered are scales, a few bytes beside the tensor that they belong to; "
