@@ -36,7 +36,7 @@ test: $(VENV)/.ready
 
 test-all: $(VENV)/.ready
 	@$(MAKE) --no-print-directory test
-	@$(PY) -m pytest -m "slow and not gpu and not gpu2"
+	@$(PY) -m pytest -m "slow and not other_torch and not gpu and not gpu2" --durations 10
 	@$(PY) tools/other_torch.py
 
 test-gpu: $(VENV)/.ready

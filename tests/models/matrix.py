@@ -26,6 +26,11 @@ WIDE = by_name(
     ]
 )
 
+# Every model once each way: site counts on other versions of torch.
+SITES = by_name(
+    [Cell(model=model, trains=trains, dtype=torch.bfloat16, batch=3) for model in ZOO for trains in (False, True)]
+)
+
 # A taste of the wide matrix for every run of the tests.
 QUICK = by_name(
     [

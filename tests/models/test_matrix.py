@@ -13,7 +13,7 @@ import pytest
 from tests.models.expected import EXPECTED, expected
 from tests.models.harness import Cell, Result, run_cell, run_wrong_cell
 from tests.models.judge import complaints
-from tests.models.matrix import GENERATED, QUICK, WIDE
+from tests.models.matrix import GENERATED, QUICK, SITES, WIDE
 from tests.models.zoo import ZOO
 from tests.spawn import Outcomes, run_cases
 
@@ -53,6 +53,11 @@ def wide(request: pytest.FixtureRequest) -> Outcomes:
 
 
 @pytest.fixture(scope="module")
+def sites() -> Outcomes:
+    return _run(SITES, 2, timeout_s=1200)
+
+
+@pytest.fixture(scope="module")
 def generated() -> Outcomes:
     return _run(GENERATED, 2, timeout_s=1200)
 
@@ -74,6 +79,13 @@ def test_every_model_has_an_expectation() -> None:
 @pytest.mark.parametrize("name", WIDE)
 def test_sites_and_numbers_of_every_model(wide: Outcomes, name: str) -> None:
     _check(wide, WIDE[name])
+
+
+@pytest.mark.slow
+@pytest.mark.other_torch
+@pytest.mark.parametrize("name", SITES)
+def test_sites_and_numbers_on_other_versions_of_torch(sites: Outcomes, name: str) -> None:
+    _check(sites, SITES[name])
 
 
 @pytest.mark.slow
