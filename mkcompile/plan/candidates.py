@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 
 from mkcompile.ops.problem import Problem
 from mkcompile.plan import fused_cost as cost
-from mkcompile.plan.constants import constants
-from mkcompile.plan.fused_cost import Before, Case, Machine
-from mkcompile.plan.gemm_cost import Gemm
-from mkcompile.plan.plan import Plan, Roles, Tile
-from mkcompile.plan.topology import Span, Topology
+from mkcompile.plan.fused_cost import Before, Case
+from mkcompile.plan.gather import gather_candidates
+from mkcompile.plan.plan import Tile
+from mkcompile.plan.site import Candidate, Site, plan_of
+from mkcompile.plan.stream import stream_candidates
+
+__all__ = ["TILES", "Candidate", "Site", "candidates"]
 
 TILES = tuple(
     Tile(rows=rows, columns=columns)
@@ -21,74 +23,13 @@ TILES = tuple(
         (64, 256), (64, 128), (64, 64), (64, 32),
     )
 )  # fmt: skip
-PUSH_BLOCKS = (4, 8, 16)
-SHARD_CHUNKS = (1, 2, 4, 8)
-_PUSH_CHUNK_BYTES = 16 << 10
+_FFN_PUSH_BLOCKS = 8
 _PACED_SHARE = 0.8
 _LINK_BOUND = 0.9
 # Fewer and shorter: two waves before the first own tile would leave the link idle at the end (decision 302).
 _FEW_WAVES, _SHORT_US = 4, 100.0
 _PANEL_COLUMNS = 64
 _FFN_PANEL_ROWS = 2048
-_SEND, _RECEIVE, _INTRA_ACROSS = 4, 4, 8
-_SHARED_BYTES = 227 << 10
-_MAX_STAGES = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """One plan and its predicted time. Units: seconds."""
-
-    plan: Plan
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """A problem on a machine, with the SMs that a launch has to leave alone."""
-
-    problem: Problem
-    topology: Topology
-    reserve_sms: int
-
-    @property
-    def span(self) -> Span:
-        """Where the group lies."""
-        return self.topology.span(self.problem.world_size)
-
-    @property
-    def machine(self) -> Machine:
-        """Topology and constants."""
-        return Machine(topology=self.topology, constants=constants())
-
-    def gemm(self) -> Gemm:
-        """The product; of an FFN the down projection."""
-        one = self.problem
-        return Gemm(m=one.m, n=one.n, k=one.hidden or one.k, dtype_bytes=one.dtype_bytes)
-
-    def up_gemm(self) -> Gemm:
-        """An FFN's up projection, gate included."""
-        one = self.problem
-        return Gemm(m=one.m, n=one.hidden * (2 if one.gated else 1), k=one.k, dtype_bytes=one.dtype_bytes)
-
-    def case(self, gemm: Gemm, tile: Tile, intra: int = 0, positions: int = 0) -> Case:
-        """The product with the SMs divided: as few compute blocks as keep the number of waves."""
-        across = self.span.num_nodes > 1
-        send, receive = (_SEND, _RECEIVE) if across else (0, 0)
-        intra = max(intra, _INTRA_ACROSS) if across else intra
-        limit = max(1, self.topology.gpu.num_sms - self.reserve_sms - intra - send - receive)
-        tiles = positions or ceil(gemm.m / tile.rows) * ceil(gemm.n / tile.columns)
-        compute = _even_grid(tiles, limit, self.problem.world_size)
-        roles = Roles(compute=compute, intra=intra, send=send, receive=receive)
-        roles = replace(roles, reserve=self.topology.gpu.num_sms - roles.grid)
-        return Case(gemm=gemm, span=self.span, tile=tile, roles=roles, machine=self.machine, positions=positions)
-
-
-def _even_grid(tiles: int, limit: int, world_size: int) -> int:
-    """The fewest blocks that need no more waves than `limit` blocks do; a multiple of the world size where it fits."""
-    waves = ceil(max(tiles, 1) / limit)
-    grid = ceil(max(tiles, 1) / waves)
-    return min(ceil(grid / world_size) * world_size, limit)
 
 
 def candidates(site: Site) -> Iterator[Candidate]:
@@ -96,7 +37,7 @@ def candidates(site: Site) -> Iterator[Candidate]:
     makers = {
         "gemm_reduce_scatter": _reduce_scatter,
         "gemm_all_reduce": _all_reduce,
-        "all_gather_gemm": _all_gather,
+        "all_gather_gemm": gather_candidates,
         "ffn": _ffn,
     }
     maker = makers.get(site.problem.operator)
@@ -107,6 +48,7 @@ def _reduce_scatter(site: Site) -> Iterator[Candidate]:
     for tile in TILES:
         case = site.case(site.gemm(), tile, positions=_scattered_positions(site.problem, tile))
         yield _reduction(site, case, "push", cost.reduce_us(case, final=0), final=0)
+    yield from stream_candidates(site)
 
 
 def _scattered_positions(problem: Problem, tile: Tile) -> int:
@@ -127,8 +69,7 @@ def _all_reduce(site: Site) -> Iterator[Candidate]:
         if site.topology.multicast and site.span.per_node > 2:
             in_switch = 1 / (site.span.per_node - 1)
             yield _reduction(site, case, "multicast", cost.reduce_us(case, final=in_switch), final=in_switch)
-        if site.span.num_nodes == 1:
-            yield _reduction(site, case, "one_shot", cost.one_shot_us(case), final=0)
+    yield from stream_candidates(site)
 
 
 def _reduction(site: Site, case: Case, variant: str, us: float, final: float) -> Candidate:
@@ -141,33 +82,10 @@ def _reduction(site: Site, case: Case, variant: str, us: float, final: float) ->
     lag_positions = case.roles.compute * (1 if short else 2)
     peers = max(1, site.problem.world_size - 1)
     panels = max(1, case.tile.columns // _PANEL_COLUMNS)
-    plan = _plan(site, case, variant, transport="multicast" if variant == "multicast" else "store")
-    paced = plan.variant != "one_shot" and not link_bound
-    pace_ns = int(_PACED_SHARE * compute.tile_us * 1000 / panels) if paced else 0
-    lag = 0 if variant == "one_shot" else max(1, ceil(lag_positions / peers))
-    return Candidate(plan=replace(plan, lag=lag, pace_ns=pace_ns), seconds=us * 1e-6)
-
-
-def _all_gather(site: Site) -> Iterator[Candidate]:
-    shard_bytes = site.problem.m * site.problem.k * site.problem.dtype_bytes // site.problem.world_size
-    for tile in TILES:
-        for blocks in PUSH_BLOCKS:
-            case = site.case(site.gemm(), tile, intra=blocks)
-            us = cost.gather_us(case, copy_engine=False, num_chunks=0)
-            plan = _plan(site, case, "push", transport="store", chunk_bytes=_PUSH_CHUNK_BYTES)
-            yield Candidate(plan=plan, seconds=us * 1e-6)
-        case = site.case(site.gemm(), tile)
-        for chunks in SHARD_CHUNKS:
-            us = cost.gather_us(case, copy_engine=True, num_chunks=chunks * (site.span.per_node - 1))
-            plan = _plan(site, case, "copy_engine", transport="copy_engine", chunk_bytes=ceil(shard_bytes / chunks))
-            yield Candidate(plan=plan, seconds=us * 1e-6)
-        if site.span.num_nodes == 1:
-            plan = _plan(site, case, "remote_read", transport="load")
-            yield Candidate(plan=plan, seconds=cost.remote_read_us(case) * 1e-6)
-    if site.span.num_nodes == 1:
-        case = site.case(site.gemm(), TILES[0])
-        plan = _plan(site, case, "library", transport="copy_engine", chunk_bytes=shard_bytes)
-        yield Candidate(plan=plan, seconds=cost.gather_by_library_us(case) * 1e-6)
+    plan = plan_of(site, case, variant, transport="multicast" if variant == "multicast" else "store")
+    pace_ns = 0 if link_bound else int(_PACED_SHARE * compute.tile_us * 1000 / panels)
+    plan = replace(plan, lag=max(1, ceil(lag_positions / peers)), pace_ns=pace_ns)
+    return Candidate(plan=plan, seconds=us * 1e-6)
 
 
 def _ffn(site: Site) -> Iterator[Candidate]:
@@ -176,7 +94,7 @@ def _ffn(site: Site) -> Iterator[Candidate]:
         up, down = site.case(site.up_gemm(), tile), site.case(site.gemm(), tile)
         total_us = up.compute().total_us
         if site.problem.gathers:
-            gathering = site.case(site.up_gemm(), tile, intra=PUSH_BLOCKS[1])
+            gathering = site.case(site.up_gemm(), tile, intra=_FFN_PUSH_BLOCKS)
             total_us = cost.gather_us(gathering, copy_engine=False, num_chunks=0)
         panel = replace(site.up_gemm(), m=min(site.problem.m, _FFN_PANEL_ROWS))
         before = Before(total_us=total_us, first_us=min(total_us, site.case(panel, tile).compute().total_us))
@@ -184,23 +102,3 @@ def _ffn(site: Site) -> Iterator[Candidate]:
         yield _reduction(site, down, "two_phase", us, final)
         if not site.problem.gathers and site.span.num_nodes == 1:
             yield _reduction(site, down, "on_chip", cost.on_chip_ffn_us(up, down, final=final), final)
-
-
-def _plan(site: Site, case: Case, variant: str, transport: str, chunk_bytes: int = 0) -> Plan:
-    return Plan(
-        operator=site.problem.operator,
-        variant=variant,
-        world_size=site.problem.world_size,
-        tile=case.tile,
-        stages=_stages(case.tile, site.problem.dtype_bytes),
-        roles=case.roles,
-        transport=transport if case.span.num_nodes == 1 else f"{transport}+network",
-        chunk_bytes=chunk_bytes,
-    )
-
-
-def _stages(tile: Tile, dtype_bytes: int) -> int:
-    """As many as fit beside a whole tile of output."""
-    stage_bytes = (tile.rows + tile.columns) * tile.depth * dtype_bytes + 16
-    room = _SHARED_BYTES - 2048 - tile.rows * tile.columns * dtype_bytes
-    return max(2, min(_MAX_STAGES, room // stage_bytes))

@@ -62,6 +62,12 @@ class Constants:
     across_fixed_us: float
     across_factor: float
     attention_fraction: float
+    tile_start_us: float
+    cluster_us: float
+    mailbox_us: float
+    sm_load_gbps: float
+    gather_arrival_us: float
+    gather_gate_us: float
     own_tiles: Mapping[str, float] = field(hash=False)
 
     def with_values(self, values: Mapping[str, float]) -> Constants:

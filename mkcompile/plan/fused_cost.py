@@ -10,12 +10,12 @@ Source: `benchmarks/results/2xh200/fused-probe.json`, `link.json`; arXiv 2609.13
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 from mkcompile.plan.collective_cost import network_bytes
 from mkcompile.plan.constants import Constants
-from mkcompile.plan.gemm_cost import Gemm, cublas_us, num_tiles, stream_us, throttled, tile_us
+from mkcompile.plan.gemm_cost import Gemm, num_tiles, stream_us, throttled, tile_us
 from mkcompile.plan.plan import Roles, Tile
 from mkcompile.plan.topology import Span, Topology
 
@@ -65,7 +65,7 @@ def compute_stage(gemm: Gemm, tile: Tile, roles: Roles, machine: Machine, positi
     one = tile_us(tile.rows, tile.columns, gemm, gpu, constants) * constants.own_gemm_factor / efficiency
     tiles = positions or num_tiles(gemm, tile.rows, tile.columns)
     waves = ceil(tiles / roles.compute)
-    total = max(throttled(waves * one, constants), stream_us(gemm, gpu, constants))
+    total = max(throttled(waves * (one + constants.tile_start_us), constants), stream_us(gemm, gpu, constants))
     return Compute(total_us=total, tile_us=one, waves=waves, tiles=tiles)
 
 
@@ -158,20 +158,6 @@ def reduce_us(case: Case, *, final: float, before: Before | None = None, copy_ou
     return smooth_max(busy + drain, fill + links_us(link, network, constants), constants)
 
 
-def one_shot_us(case: Case) -> float:
-    """GEMM whose tiles go to every peer at once; each rank adds all partials: one delivery, more bytes."""
-    constants = case.machine.constants
-    compute = case.compute()
-    sent = case.output_bytes * (case.span.world_size - 1)
-    link = case.machine.link_us(sent, constants.push_fraction)
-    last_wave = min(case.most_blocks, compute.tiles) * case.tile_bytes * (case.span.world_size - 1)
-    drain = constants.flag_us + case.machine.link_us(min(last_wave, sent), constants.push_fraction)
-    busy = constants.gemm_launch_us + compute.total_us + exposed_us(compute, link, constants)
-    return smooth_max(
-        busy + drain, constants.gemm_launch_us + constants.fill_fraction * compute.tile_us + link, constants
-    )
-
-
 def gather_us(case: Case, *, copy_engine: bool, num_chunks: int) -> float:
     """All-gather of [m, k] under the product: the own shard first, the others as they arrive.
 
@@ -193,19 +179,6 @@ def gather_us(case: Case, *, copy_engine: bool, num_chunks: int) -> float:
     busy = constants.gemm_launch_us + compute.total_us * (1 + load)
     arrival = constants.gemm_launch_us + links_us(link, network, constants) + constants.flag_us + compute.tile_us
     return smooth_max(busy, arrival, constants)
-
-
-def gather_by_library_us(case: Case) -> float:
-    """cuBLAS on one shard after the other while the copy engine brings the next one."""
-    constants, machine = case.machine.constants, case.machine
-    world, gemm = case.span.world_size, case.gemm
-    shard = cublas_us(replace(gemm, m=ceil(gemm.m / world)), machine.topology.gpu, constants)
-    crossing = gemm.m * gemm.k * gemm.dtype_bytes * (case.span.per_node - 1) / case.span.per_node
-    link = machine.link_us(crossing, constants.copy_engine_fraction)
-    link += constants.copy_engine_first_byte_us + (world - 1) * constants.copy_engine_chunk_us
-    busy = world * shard
-    busy *= 1 + constants.copy_engine_interference * link / max(link, busy)
-    return smooth_max(busy, link + shard, constants)
 
 
 def remote_read_us(case: Case) -> float:

@@ -22,7 +22,7 @@ def resolved(name: str) -> str:
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_source_names_a_file_of_this_repository_or_is_an_assumption(name: str) -> None:
-    files = re.findall(r"benchmarks/results/[\w/.-]+\.json", resolved(name))
+    files = re.findall(r"benchmarks/results/[\w/.-]+\.jsonl?", resolved(name))
     assert all((ROOT / file).exists() for file in files)
     assert files or ENTRIES[name]["how"] == "assumed"
 

@@ -53,7 +53,7 @@ def test_predicted_speed_up_lies_near_what_the_probe_kernels_had(operator: str) 
 
 
 LOSERS: dict[str, tuple[Problem, Refusal]] = {
-    "tiny payload": (problem("gemm_all_reduce", 1, 16, 8192), Refusal.TINY_PAYLOAD),
+    "tiny payload": (problem("all_gather_gemm", 2, 16, 8192), Refusal.TINY_PAYLOAD),
     "replicated": (problem("gemm_all_reduce", 8192, 8192, 3584, replicated=True), Refusal.REPLICATED_INPUT),
     "dtype": (replace(problem("gemm_all_reduce", 8192, 8192, 3584), dtype="float32"), Refusal.DTYPE),
     "odd n": (problem("gemm_all_reduce", 8192, 8191, 3584), Refusal.LAYOUT),

@@ -1,0 +1,164 @@
+"""All-gather + GEMMs: pushed by blocks that then compute, or by the copy engine under our kernel or the library's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from mkcompile.plan import fused_cost as cost
+from mkcompile.plan.fused_cost import Case
+from mkcompile.plan.gemm_cost import Gemm, cublas_us
+from mkcompile.plan.plan import Tile
+from mkcompile.plan.site import Candidate, Site, plan_of
+
+GATHER_TILES = tuple(
+    Tile(rows=rows, columns=columns)
+    for rows, columns in (
+        (128, 256), (128, 224), (128, 192), (128, 160), (128, 128), (64, 256), (64, 128), (64, 64),
+    )
+)  # fmt: skip
+PUSH_BLOCKS = (4, 8)
+LIBRARY_CHUNKS = (1, 2, 4)
+_ACROSS_BLOCKS = 16
+_PUSH_CHUNK_BYTES = 16 << 10
+_GROUP_ROWS = 128
+_ENGINE_CHUNK_BYTES, _MOST_CHUNKS = 4 << 20, 8
+_COPY_BLOCKS = 4
+# Up to so many gathered rows all of them go into one buffer, so that the weights are read once.
+_TOGETHER_ROWS = 512
+# Moving costs more where the gathered tensor is a result, too.
+_RETURNED = 1.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gather:
+    """One problem's sizes, with the grid that a launch may have."""
+
+    site: Site
+
+    @property
+    def most_blocks(self) -> int:
+        """Blocks of the largest launch."""
+        return self.site.topology.gpu.num_sms - self.site.reserve_sms
+
+    @property
+    def shard_rows(self) -> int:
+        """Rows of one rank's shard."""
+        one = self.site.problem
+        return one.m if one.dim == "columns" else one.m // one.world_size
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes that each rank sends to each other."""
+        one = self.site.problem
+        return one.m * one.k * one.dtype_bytes // one.world_size
+
+    @property
+    def together(self) -> bool:
+        """Do all gathered rows lie in one buffer?"""
+        one = self.site.problem
+        return one.dim == "rows" and one.outer == 1 and one.m <= _TOGETHER_ROWS
+
+    def tiles(self, tile: Tile) -> int:
+        """Tiles of all products; where shards lie apart each is cut up by itself."""
+        one = self.site.problem
+        columns = one.num_gemms * ceil(one.n / one.num_gemms / tile.columns)
+        if one.dim == "columns" or self.together:
+            return ceil(one.m / tile.rows) * columns
+        segments = max(1, one.outer)
+        return ceil(self.shard_rows / segments / tile.rows) * segments * one.world_size * columns
+
+    def tile_us(self, case: Case) -> float:
+        """One tile, with its start."""
+        return case.compute().tile_us + case.machine.constants.tile_start_us
+
+    def push(self, tile: Tile, blocks: int) -> Candidate:
+        """Blocks push, and compute as soon as they have."""
+        site, tiles = self.site, self.tiles(tile)
+        case = site.case(site.gemm(), tile, intra=blocks, positions=tiles)
+        constants, machine = case.machine.constants, case.machine
+        one = self.tile_us(case)
+        crossing = self.shard_bytes * (site.span.per_node - (0 if self.together else 1))
+        moving = machine.link_us(crossing, machine.push_fraction(blocks)) + constants.flag_us
+        moving *= _RETURNED if site.problem.returns_gathered else 1.0
+        waves = self._waves_with_joining(tiles, blocks, moving / one)
+        arrival = moving + constants.gather_arrival_us + one
+        us = constants.gemm_launch_us + cost.smooth_max(waves * one, arrival, constants)
+        plan = plan_of(site, case, "push", transport="store", chunk_bytes=_PUSH_CHUNK_BYTES)
+        return Candidate(plan=plan, seconds=us * 1e-6)
+
+    def _waves_with_joining(self, tiles: int, blocks: int, moving_waves: float) -> int:
+        """Waves of the compute blocks, until those that push join them."""
+        alone = ceil(moving_waves)
+        joined_at = min(tiles, alone * (self.most_blocks - blocks))
+        if joined_at < tiles:
+            return alone + ceil((tiles - joined_at) / self.most_blocks)
+        return ceil(tiles / (self.most_blocks - blocks))
+
+    def engine(self, tile: Tile) -> Candidate:
+        """The copy engine pushes; blocks are only needed where the gathered tensor is a result."""
+        site, tiles = self.site, self.tiles(tile)
+        blocks = _COPY_BLOCKS if site.problem.returns_gathered else 0
+        case = site.case(site.gemm(), tile, intra=blocks, positions=tiles)
+        one = self.tile_us(case)
+        chunks = max(1, min(_MOST_CHUNKS, self.shard_bytes // _ENGINE_CHUNK_BYTES, self.shard_rows // _GROUP_ROWS))
+        waves = ceil(tiles / (self.most_blocks - blocks))
+        busy = waves * one * (1 + case.machine.constants.copy_engine_interference)
+        us = case.machine.constants.gemm_launch_us + cost.smooth_max(
+            busy, self._engine_us(chunks) + one, case.machine.constants
+        )
+        us += case.machine.constants.gather_gate_us
+        plan = plan_of(site, case, "copy_engine", transport="copy_engine", chunk_bytes=ceil(self.shard_bytes / chunks))
+        return Candidate(plan=plan, seconds=us * 1e-6)
+
+    def _engine_us(self, chunks: int) -> float:
+        constants, machine = self.site.machine.constants, self.site.machine
+        peers = self.site.span.per_node - 1
+        link = machine.link_us(self.shard_bytes * peers, constants.copy_engine_fraction)
+        return constants.copy_engine_first_byte_us + chunks * peers * constants.copy_engine_chunk_us + link
+
+    def library(self, chunks: int) -> Candidate:
+        """The copy engine pushes, and the library multiplies: own rows, then each chunk that has come."""
+        site, constants = self.site, self.site.machine.constants
+        case = site.case(site.gemm(), GATHER_TILES[0])
+        one, peers = site.problem, site.span.per_node - 1
+        rows = [self.shard_rows] + [ceil(self.shard_rows / chunks)] * chunks * peers
+        products = [
+            cublas_us(Gemm(m=m, n=one.n, k=one.k, dtype_bytes=one.dtype_bytes), site.topology.gpu, constants)
+            for m in rows
+        ]
+        busy = sum(products) * (1 + constants.copy_engine_interference)
+        us = cost.smooth_max(busy, self._engine_us(chunks) + products[-1], constants)
+        us += constants.gather_gate_us * len(rows) * one.num_gemms
+        plan = plan_of(site, case, "library", transport="copy_engine", chunk_bytes=ceil(self.shard_bytes / chunks))
+        return Candidate(plan=plan, seconds=us * 1e-6)
+
+
+def gather_candidates(site: Site) -> Iterator[Candidate]:
+    """Every tile and every way, larger tiles first."""
+    if site.span.num_nodes > 1:
+        yield from _across(site)
+        return
+    gather = Gather(site=site)
+    for tile in GATHER_TILES:
+        for blocks in PUSH_BLOCKS:
+            if 2 * blocks <= gather.most_blocks:
+                yield gather.push(tile, blocks)
+        yield gather.engine(tile)
+        case = site.case(site.gemm(), tile)
+        plan = plan_of(site, case, "remote_read", transport="load")
+        yield Candidate(plan=plan, seconds=cost.remote_read_us(case) * 1e-6)
+    one = site.problem
+    if not one.returns_gathered and one.dim == "rows" and one.outer == 1:
+        for chunks in LIBRARY_CHUNKS:
+            yield gather.library(chunks)
+
+
+def _across(site: Site) -> Iterator[Candidate]:
+    """Over nodes: assumed, as no kernel for that was measured."""
+    for tile in GATHER_TILES:
+        case = site.case(site.gemm(), tile, intra=_ACROSS_BLOCKS)
+        us = cost.gather_us(case, copy_engine=False, num_chunks=0)
+        plan = plan_of(site, case, "push", transport="store", chunk_bytes=_PUSH_CHUNK_BYTES)
+        yield Candidate(plan=plan, seconds=us * 1e-6)

@@ -1,0 +1,96 @@
+"""Kernels for few rows: whole tiles go to all peers at once, and the blocks of a cluster may share a tile's k."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+
+from mkcompile.plan.gemm_cost import stream_us, throttled, tile_us
+from mkcompile.plan.plan import Roles, Tile
+from mkcompile.plan.site import Candidate, Site, plan_of
+
+STREAM_TILES = tuple(
+    Tile(rows=rows, columns=columns)
+    for rows, columns in ((128, 128), (128, 64), (128, 32), (64, 128), (64, 64), (64, 32))
+)
+SPLITS = (1, 2, 4)
+_MATH_GROUP_ROWS, _UNIT_COLUMNS = 64, 8
+# Two epochs of every tile from every peer. Source: MAILBOX_BYTES of the runtime's workspace.
+_MAILBOX_BYTES = 16 << 20
+# Clusters do not reach over the edge of the smallest corner of the chip; the few SMs beyond are of no use.
+_CORNER_SMS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """One way to launch: `tiles` in `waves` on `clusters` of `split` blocks."""
+
+    site: Site
+    tile: Tile
+    split: int
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the product."""
+        gemm = self.site.gemm()
+        return ceil(gemm.m / self.tile.rows) * ceil(gemm.n / self.tile.columns)
+
+    @property
+    def waves(self) -> int:
+        """Tiles that a cluster takes one after the other."""
+        sms = self.site.topology.gpu.num_sms - self.site.reserve_sms
+        usable = sms if self.split == 1 or sms < _CORNER_SMS else sms // _CORNER_SMS * _CORNER_SMS
+        return ceil(self.tiles / max(1, usable // self.split))
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the launch."""
+        return ceil(self.tiles / self.waves) * self.split
+
+    def possible(self) -> bool:
+        """Can the blocks of a cluster share such a tile, and do all tiles fit into the mailboxes?"""
+        tile, peers = self.tile, self.site.problem.world_size - 1
+        group_columns = tile.columns if tile.rows > _MATH_GROUP_ROWS else tile.columns // 2
+        if group_columns % (_UNIT_COLUMNS * self.split) or self.site.gemm().k < tile.depth * self.split:
+            return False
+        if self.blocks > self.site.topology.gpu.num_sms - self.site.reserve_sms:
+            return False
+        return 2 * peers * self.tiles * tile.rows * tile.columns * 2 <= _MAILBOX_BYTES
+
+    def us(self) -> float:
+        """Predicted time. Units: microseconds."""
+        gemm, machine = self.site.gemm(), self.site.machine
+        constants, gpu = machine.constants, machine.topology.gpu
+        efficiency = constants.own_tiles[f"{self.tile.rows}x{self.tile.columns}"]
+        one = tile_us(self.tile.rows, self.tile.columns, gemm, gpu, constants) / efficiency / self.split
+        exchanges = constants.cluster_us if self.split > 1 else 0.0
+        product = max(throttled(self.waves * (one + constants.tile_start_us), constants), self._stream_us())
+        world = self.site.problem.world_size
+        share = (world - 1) / world if self.site.problem.operator == "gemm_reduce_scatter" else world - 1
+        sent_bytes = gemm.m * gemm.n * gemm.dtype_bytes * share
+        link = machine.link_us(sent_bytes, constants.push_fraction)
+        # one wave's tiles leave when the product is done; of more waves only the last
+        return constants.gemm_launch_us + product + exchanges + link / self.waves + constants.mailbox_us
+
+    def _stream_us(self) -> float:
+        """Operands from memory: at its rate, or at what so many SMs can take in."""
+        gemm, machine = self.site.gemm(), self.site.machine
+        constants, gpu = machine.constants, machine.topology.gpu
+        own_bytes = (self.tile.rows + self.tile.columns) * gemm.k / self.split * gemm.dtype_bytes
+        return max(stream_us(gemm, gpu, constants), self.waves * own_bytes / constants.sm_load_gbps * 1e-3)
+
+
+def stream_candidates(site: Site) -> Iterator[Candidate]:
+    """All tiles and splits that are possible, inside one node."""
+    if site.span.num_nodes > 1 or site.problem.num_gemms > 1:
+        return
+    for tile in STREAM_TILES:
+        for split in SPLITS:
+            stream = Stream(site=site, tile=tile, split=split)
+            if not stream.possible():
+                continue
+            roles = Roles(compute=stream.blocks, reserve=site.topology.gpu.num_sms - stream.blocks)
+            case = replace(site.case(site.gemm(), tile), roles=roles)
+            plan = replace(plan_of(site, case, "stream", transport="store"), split=split)
+            yield Candidate(plan=plan, seconds=stream.us() * 1e-6)
