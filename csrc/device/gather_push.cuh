@@ -4,11 +4,12 @@
 
 namespace mk {
 
-/// A ring of chunks: loads run ahead of stores, and several of both are under way.
+/// A ring of chunks: loads run ahead of stores, and several of both are under way. A store to a peer takes twice as long
+/// as a load, and what is under way decides the rate.
 template <class Tile, u32 kSlots, u32 kFirst>
 struct ChunkRing {
-  static constexpr u32 kLead = (kSlots + 1) / 2;         ///< loads under way
-  static constexpr u32 kStoring = kSlots - kLead;        ///< stores that may be under way when a slot is reused
+  static constexpr u32 kLead = (kSlots + 2) / 3;   ///< loads under way
+  static constexpr u32 kStoring = kSlots - kLead;  ///< stores that may be under way when a slot is reused
   static_assert(kLead >= 1 && kStoring >= 1, "a ring of at least two");
   const LaunchArguments& args;
   const SharedMemory<Tile>& memory;
@@ -29,13 +30,13 @@ struct ChunkRing {
 };
 
 /// Push role: this rank's shard into the arenas of the others, in the order in which they need it; and on the way into
-/// the gathered tensor, where that is returned.
-template <class Op>
+/// the gathered tensor, where that is returned. `kSlots`: of the ring.
+template <class Op, u32 kSlots>
 MK_DEVICE void push_role(const Gathering<typename Op::Tile>& launch, const SharedMemory<typename Op::Tile>& memory) {
   using Tile = typename Op::Tile;
   const LaunchArguments& args = launch.args;
   const GatherArguments& gather = launch.gather;
-  ChunkRing<Tile, Tile::kPushSlots, 0> ring{args, memory};
+  ChunkRing<Tile, kSlots, 0> ring{args, memory};
   Trace trace(args, kExtraLane);
   const u8* shard = reinterpret_cast<const u8*>(gather.shard);
   u8* result = reinterpret_cast<u8*>(gather.result);

@@ -13,15 +13,19 @@ from torch.distributed import ProcessGroup
 
 from mkcompile.ops.groups import find
 from mkcompile.runtime import form as forms
+from mkcompile.runtime.abi import KernelArguments
+from mkcompile.runtime.gather_abi import GatherArguments
 from mkcompile.runtime.gather_engine import EngineDevice, EnginePlaces, PreparedTransfers, transfers
 from mkcompile.runtime.gather_form import GatherForm, as_shard
 from mkcompile.runtime.gather_launch import GatherLaunch, PreparedGather, argument_words
 from mkcompile.runtime.gather_schedule import GatherChoice
 from mkcompile.runtime.host import contiguous_strides
-from mkcompile.runtime.kernel import LoadedKernel
+from mkcompile.runtime.identity import LaunchIdentity
+from mkcompile.runtime.kernel import LoadedKernel, PeerTable
 from mkcompile.runtime.operation import GROUP, Device, Group
 from mkcompile.runtime.symmetric import SymmetricBuffer
 from mkcompile.runtime.tensor_map import Matrix
+from mkcompile.runtime.trace.record import Recorder
 from mkcompile.runtime.workspace import Demand, Workspace
 
 _MAX_LAUNCHES = 256
@@ -42,6 +46,8 @@ class GatherTensors:
 class Prepared(Protocol):
     """One call's work for one set of addresses."""
 
+    @property
+    def identity(self) -> LaunchIdentity: ...
     def run(self, tensors: GatherTensors, stream: int, captured: bool) -> None: ...
 
 
@@ -50,6 +56,11 @@ class Pushed:
     """One kernel."""
 
     kernel: PreparedGather
+
+    @property
+    def identity(self) -> LaunchIdentity:
+        """What the launch is."""
+        return self.kernel.identity
 
     def run(self, tensors: GatherTensors, stream: int, captured: bool) -> None:
         """Raises: DriverError."""
@@ -62,6 +73,11 @@ class CopiedByEngine:
 
     kernel: PreparedGather
     sent: PreparedTransfers
+
+    @property
+    def identity(self) -> LaunchIdentity:
+        """What the launch is."""
+        return self.kernel.identity
 
     def run(self, tensors: GatherTensors, stream: int, captured: bool) -> None:
         """Raises: DriverError."""
@@ -82,6 +98,7 @@ class ByLibrary:
     rank: int
     choice: GatherChoice
     form: GatherForm
+    identity: LaunchIdentity
 
     def run(self, tensors: GatherTensors, stream: int, captured: bool) -> None:
         """On torch's current stream, which is `stream`. Raises: DriverError."""
@@ -111,6 +128,77 @@ class ByLibrary:
                 torch.addmm(bias, rows, w, out=target)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSide:
+    """What a rank's copy engine works with; `memory` is its area, where the others' write, `places` knows all areas."""
+
+    device: EngineDevice
+    places: EnginePlaces
+    memory: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherSite:
+    """All that the calls of one signature share on one workspace. No `kernel`: the library multiplies."""
+
+    form: GatherForm
+    choice: GatherChoice
+    kernel: LoadedKernel | None
+    peers: PeerTable
+    engine: EngineSide | None = None
+    trace: Recorder | None = None
+
+    def prepare(self, tensors: GatherTensors, model: PreparedGather | None = None) -> Prepared:
+        """For these addresses; `model` is of other ones. Raises: OperatorInputError, WorkspaceError."""
+        launch = self._launch(tensors)
+        if self.kernel is None:
+            return self._by_library(launch)
+        kernel = PreparedGather(self.kernel, launch) if model is None else _moved(model, tensors)
+        if self.engine is None:
+            return Pushed(kernel)
+        return CopiedByEngine(kernel, self._sent(self.engine, kernel.arguments, launch))
+
+    @staticmethod
+    def _sent(
+        engine: EngineSide, arguments: tuple[KernelArguments, GatherArguments], launch: GatherLaunch
+    ) -> PreparedTransfers:
+        copies = transfers(launch.shard.pointer, launch.size, launch.schedule, engine.places)
+        return PreparedTransfers(engine.device, arguments, copies)
+
+    def _by_library(self, launch: GatherLaunch) -> ByLibrary:
+        assert self.engine is not None
+        packed, gather, identity = argument_words(launch, "library")
+        dtype = torch.bfloat16 if self.form.config.dtype == "bfloat16" else torch.float16
+        return ByLibrary(
+            sent=self._sent(self.engine, (packed, gather), launch), landing=self.engine.memory.view(dtype),
+            rank=self.peers.rank, choice=self.choice, form=self.form, identity=identity,
+        )  # fmt: skip
+
+    def _launch(self, tensors: GatherTensors) -> GatherLaunch:
+        return GatherLaunch(
+            shard=Matrix.of(tensors.shard),
+            weights=tuple(Matrix.of(one) for one in tensors.weights) if self.kernel else (),
+            outs=tuple(Matrix.of(one) for one in tensors.outs),
+            biases=tuple(0 if one is None else one.data_ptr() for one in tensors.bias),
+            size=self.form.size,
+            schedule=self.choice.schedule,
+            peers=self.peers,
+            result=0 if tensors.gathered is None else tensors.gathered.data_ptr(),
+            landing=0 if self.engine is None else self.engine.places.areas[self.peers.rank],
+            trace=self.trace,
+        )
+
+
+def _moved(model: PreparedGather, tensors: GatherTensors) -> PreparedGather:
+    return model.moved(
+        tensors.shard.data_ptr(),
+        tuple(one.data_ptr() for one in tensors.weights),
+        tuple(one.data_ptr() for one in tensors.outs),
+        tuple(0 if one is None else one.data_ptr() for one in tensors.bias),
+        0 if tensors.gathered is None else tensors.gathered.data_ptr(),
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class GatherOperation:
     """All calls of one signature. `launches` is what was prepared, by the addresses of operands and results."""
@@ -125,6 +213,7 @@ class GatherOperation:
     workspace: Workspace | None = None
     area: SymmetricBuffer | None = None
     launches: dict[tuple[int, ...], Prepared] = field(default_factory=dict)
+    site: GatherSite | None = None
     model: PreparedGather | None = None
 
     def again(
@@ -198,71 +287,31 @@ class GatherOperation:
             self.workspace, self.area = workspace, area
             self.launches.clear()
             self.model = None
+            self.site = self._site(workspace, area)
+
+    def _site(self, workspace: Workspace, area: SymmetricBuffer | None) -> GatherSite:
+        peers, side = self.group.workspace.peers(workspace), None
+        if self.engine is not None:
+            assert area is not None
+            places = EnginePlaces(
+                rank=peers.rank, layout=peers.layout, workspaces=peers.workspaces, areas=area.addresses
+            )
+            side = EngineSide(device=self.engine, places=places, memory=area.keep[-1])
+        return GatherSite(
+            form=self.form, choice=self.choice, kernel=self.kernel, peers=peers, engine=side,
+            trace=self.device.recorder,
+        )  # fmt: skip
 
     def _prepare(self, tensors: GatherTensors, addresses: tuple[int, ...]) -> Prepared:
+        assert self.site is not None
         if len(self.launches) >= _MAX_LAUNCHES:
             self.launches.clear()
-        prepared = self.launches[addresses] = self._prepared(tensors)
-        return prepared
-
-    def _prepared(self, tensors: GatherTensors) -> Prepared:
-        launch = self._launch(tensors)
-        if self.kernel is None:
-            packed, gather, identity = argument_words(launch, "library")
-            self.group.workspace.board.describe(identity)
-            return self._by_library(PreparedTransfers(self._engine, (packed, gather), self._copies(launch)))
-        kernel = PreparedGather(self.kernel, launch) if self.model is None else self._moved(self.model, tensors)
+        prepared = self.launches[addresses] = self.site.prepare(tensors, self.model)
         if self.model is None:
-            self.model = kernel
-            self.group.workspace.board.describe(kernel.identity)
-        if self.engine is None:
-            return Pushed(kernel)
-        return CopiedByEngine(kernel, PreparedTransfers(self._engine, kernel.arguments, self._copies(launch)))
-
-    @property
-    def _engine(self) -> EngineDevice:
-        assert self.engine is not None
-        return self.engine
-
-    def _by_library(self, sent: PreparedTransfers) -> ByLibrary:
-        assert self.area is not None
-        memory: Tensor = self.area.keep[1]
-        dtype = torch.bfloat16 if self.form.config.dtype == "bfloat16" else torch.float16
-        rank = self.group.workspace.exchange.rank
-        return ByLibrary(sent=sent, landing=memory.view(dtype), rank=rank, choice=self.choice, form=self.form)
-
-    def _moved(self, model: PreparedGather, tensors: GatherTensors) -> PreparedGather:
-        return model.moved(
-            tensors.shard.data_ptr(),
-            tuple(one.data_ptr() for one in tensors.weights),
-            tuple(one.data_ptr() for one in tensors.outs),
-            tuple(0 if one is None else one.data_ptr() for one in tensors.bias),
-            0 if tensors.gathered is None else tensors.gathered.data_ptr(),
-        )
-
-    def _copies(self, launch: GatherLaunch) -> list[Any]:
-        assert self.area is not None
-        places = EnginePlaces(
-            rank=launch.peers.rank, layout=launch.peers.layout, workspaces=launch.peers.workspaces,
-            areas=self.area.addresses,
-        )  # fmt: skip
-        return list(transfers(launch.shard.pointer, launch.size, launch.schedule, places))
-
-    def _launch(self, tensors: GatherTensors) -> GatherLaunch:
-        assert self.workspace is not None
-        peers = self.group.workspace.peers(self.workspace)
-        return GatherLaunch(
-            shard=Matrix.of(tensors.shard),
-            weights=tuple(Matrix.of(one) for one in tensors.weights) if self.kernel else (),
-            outs=tuple(Matrix.of(one) for one in tensors.outs),
-            biases=tuple(0 if one is None else one.data_ptr() for one in tensors.bias),
-            size=self.form.size,
-            schedule=self.choice.schedule,
-            peers=peers,
-            result=0 if tensors.gathered is None else tensors.gathered.data_ptr(),
-            landing=0 if self.area is None else self.area.addresses[peers.rank],
-            trace=self.device.recorder,
-        )
+            self.group.workspace.board.describe(prepared.identity)
+            if isinstance(prepared, (Pushed, CopiedByEngine)):
+                self.model = prepared.kernel
+        return prepared
 
 
 def _addresses(tensors: GatherTensors) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ _ENGINE_BYTES_PER_US, _ENGINE_START_US, _ENGINE_CHUNK_US = 366e3, 10.0, 5.4
 _ENGINE_CHUNK_BYTES, _MAX_CHUNKS = 4 << 20, 8
 #: From the last flag to the first product, and a launch of the gate in front.
 _ARRIVAL_US, _GATE_US = 3.0, 3.0
-PUSH_BLOCKS = (4, 8)
+PUSH_BLOCKS = (4, 8, 16)
 _LIBRARY_CHUNKS = (1, 2, 4)
 _LIBRARY_SMS, _MEMORY_BYTES_PER_US = 132, 4.3e6
 _COPY_BLOCKS = 4

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from mkcompile.runtime.gather_engine import EngineDevice, EnginePlaces, PreparedTransfers, transfers
+from mkcompile.runtime.gather_engine import EngineDevice, EnginePlaces
 from mkcompile.runtime.gather_form import GatherForm
-from mkcompile.runtime.gather_launch import GatherLaunch, GatherSize, PreparedGather, argument_words
-from mkcompile.runtime.gather_operation import ByLibrary, CopiedByEngine, GatherTensors, Prepared, Pushed
+from mkcompile.runtime.gather_launch import GatherSize
+from mkcompile.runtime.gather_operation import EngineSide, GatherSite, GatherTensors, Prepared
 from mkcompile.runtime.gather_schedule import GatherChoice
 from mkcompile.runtime.kernel import LoadedKernel, compile_kernel, load_kernel
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.streams import DriverStreams
-from mkcompile.runtime.tensor_map import Matrix
 
 from .ranks import RankGroup, RankInput, nan_outputs, random_input
 from .truth import assert_bitwise, assert_close, summed
@@ -42,11 +40,12 @@ class Engines:
             self.areas.append(torch.full((self.area_bytes,), 0xFF, dtype=torch.uint8, device=f"cuda:{device}"))
         torch.cuda.synchronize()
 
-    def places(self, rank: int) -> EnginePlaces:
+    def side(self, rank: int) -> EngineSide:
         """As one rank sees them."""
         peers = self.group.peers(rank)
         areas = tuple(area.data_ptr() for area in self.areas)
-        return EnginePlaces(rank=rank, layout=peers.layout, workspaces=peers.workspaces, areas=areas)
+        places = EnginePlaces(rank=rank, layout=peers.layout, workspaces=peers.workspaces, areas=areas)
+        return EngineSide(device=self.devices[rank], places=places, memory=self.areas[rank])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,34 +124,14 @@ def _draw(
 
 def prepare_rank(
     group: RankGroup, rank: int, choice: GatherChoice, size: GatherSize, tensors: GatherTensors,
-    engines: Engines | None, kernel: LoadedKernel | None,
+    engines: Engines | None, kernel: LoadedKernel | None = None,
 ) -> Prepared:  # fmt: skip
     """One rank's work; `engines` for the variants that use the copy engine."""
-    launch = GatherLaunch(
-        shard=Matrix.of(tensors.shard),
-        weights=tuple(Matrix.of(w) for w in tensors.weights),
-        outs=tuple(Matrix.of(out) for out in tensors.outs),
-        biases=tuple(0 if b is None else b.data_ptr() for b in tensors.bias),
-        size=size,
-        schedule=choice.schedule,
-        peers=group.peers(rank),
-        result=0 if tensors.gathered is None else tensors.gathered.data_ptr(),
-        landing=engines.areas[rank].data_ptr() if engines else 0,
-    )
-    copies: list[Any] = []
-    if engines is not None:
-        copies = list(transfers(tensors.shard.data_ptr(), size, choice.schedule, engines.places(rank)))
-        assert choice.schedule.arena_bytes(size) <= engines.area_bytes
-    if choice.variant == "library":
-        assert engines is not None
-        packed, gather, _ = argument_words(launch, "library")
-        return ByLibrary(
-            sent=PreparedTransfers(engines.devices[rank], (packed, gather), copies),
-            landing=engines.areas[rank].view(tensors.shard.dtype), rank=rank, choice=choice,
-            form=GatherForm(config=choice.config, size=size, gathered_shape=()),
-        )  # fmt: skip
-    loaded = kernel or load_kernel(compile_kernel(choice.config), group.devices[rank])
-    fused = PreparedGather(loaded, launch)
-    if engines is None:
-        return Pushed(fused)
-    return CopiedByEngine(fused, PreparedTransfers(engines.devices[rank], fused.arguments, copies))
+    assert engines is None or choice.schedule.arena_bytes(size) <= engines.area_bytes
+    if choice.variant != "library":
+        kernel = kernel or load_kernel(compile_kernel(choice.config), group.devices[rank])
+    site = GatherSite(
+        form=GatherForm(config=choice.config, size=size, gathered_shape=()), choice=choice, kernel=kernel,
+        peers=group.peers(rank), engine=engines.side(rank) if engines else None,
+    )  # fmt: skip
+    return site.prepare(tensors)

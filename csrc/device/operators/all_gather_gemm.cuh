@@ -87,7 +87,13 @@ MK_DEVICE void run_gather_block(const LaunchArguments& args, const GatherArgumen
       if (blockIdx.x < gather.blocks) {
         wait_phase(args, memory.entered(), 0, kCopyRole);
         const Gathering<Tile> launch{args, gather, load_shared(memory.epoch())};
-        if (warp == 0 && gather.pushes && launch.epoch != 0) push_role<Op>(launch, memory);
+        if (warp == 0 && gather.pushes && launch.epoch != 0) {
+          if (gather.result != 0) {
+            push_role<Op, Tile::kPushSlots>(launch, memory);
+          } else {
+            push_role<Op, Tile::kRingSlots>(launch, memory);
+          }
+        }
         if (warp == 1 && gather.result != 0 && launch.epoch != 0) gather_copy_role<Op>(launch, memory);
         end_moving<Op>(args, memory);
       }
