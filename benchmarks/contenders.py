@@ -17,6 +17,8 @@ from mkcompile.runtime.kernel_config import Broadcast, KernelConfig, OperatorNam
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.tile_schedule import LaunchSize, choose_schedule, choose_tile
 
+from . import gather_contenders
+from .gather_contenders import Gatherer
 from .shapes import Shape
 from .workspaces import Arena, symmetric_matrix
 
@@ -127,10 +129,24 @@ def all_reduce_contenders(operands: Operands, arena: Arena) -> Iterator[Contende
     yield ours("gemm_all_reduce", operands, arena, "staged")
 
 
+def all_gather_contenders(operands: Operands, arena: Arena) -> Iterator[Contender]:
+    """All ways to all-gather + GEMM; `operands.x` are the gathered rows, of which each rank has its own."""
+    rows = operands.x.shape[0] // arena.world
+    shard = operands.x[arena.rank * rows : (arena.rank + 1) * rows].clone()
+    for name, call in gather_contenders.others(shard, operands.w, arena.group.group_name):
+        yield Contender(name=name, call=call)
+    gatherer = Gatherer.of(arena, shard.numel() * 2 * (arena.world - 1))
+    for name, call, text in gather_contenders.ours(shard, operands.w, gatherer):
+        yield Contender(name=name, call=call, variant=text)
+
+
 def contenders(op: str, shape: Shape, operands: Operands, arena: Arena) -> list[Contender]:
     """Everyone who takes part in an operator's comparison; cuBLAS's GEMM first, for the ceiling."""
     base = cublas(operands)
     if op == "gemm":
         return [base, ours("gemm", operands, None)]
-    of_op = {"gemm_reduce_scatter": reduce_scatter_contenders, "gemm_all_reduce": all_reduce_contenders}[op]
+    of_op = {
+        "gemm_reduce_scatter": reduce_scatter_contenders, "gemm_all_reduce": all_reduce_contenders,
+        "all_gather_gemm": all_gather_contenders,
+    }[op]  # fmt: skip
     return [base, *of_op(operands, arena)]

@@ -23,7 +23,7 @@ from .measure import REGIMES, Timing, measure, timed_ms
 from .shapes import SHAPES, Shape
 from .workspaces import Arena, symmetric_matrix
 
-_HOPS = {"gemm": 0, "gemm_reduce_scatter": 1, "gemm_all_reduce": 2}
+_HOPS = {"gemm": 0, "gemm_reduce_scatter": 1, "gemm_all_reduce": 2, "all_gather_gemm": 1}
 _ROUNDS = {"burst": 9, "sustained": 15}
 _LINK_BYTES = 256 << 20
 
@@ -61,14 +61,25 @@ def measure_link() -> float:
     return best
 
 
-def random_operands(shape: Shape, seed: int) -> Operands:
-    """Different on every rank."""
+def random_operands(op: str, shape: Shape, seed: int) -> Operands:
+    """Different on every rank, but for rows that are gathered."""
     generator = torch.Generator(device="cuda").manual_seed(1000 * seed + dist.get_rank())
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
         return torch.randn(rows, columns, device="cuda", generator=generator, dtype=torch.bfloat16)
 
-    return Operands(x=matrix(shape.m, shape.k), w=matrix(shape.n, shape.k))
+    if op != "all_gather_gemm":
+        return Operands(x=matrix(shape.m, shape.k), w=matrix(shape.n, shape.k))
+    shard = matrix(shape.m // dist.get_world_size(), shape.k)
+    x = shard.new_empty(shape.m, shape.k)
+    dist.all_gather_into_tensor(x, shard)
+    return Operands(x=x, w=matrix(shape.n, shape.k))
+
+
+def sent_bytes(op: str, shape: Shape, world: int) -> float:
+    """What each rank has to send."""
+    crossing = shape.m * (shape.k if op == "all_gather_gemm" else shape.n) * 2
+    return _HOPS[op] * crossing * (world - 1) / world
 
 
 def rows_of(
@@ -76,13 +87,13 @@ def rows_of(
 ) -> Iterator[dict[str, object]]:
     """Check, then time; one row a contender and regime. Units: `link` bytes a millisecond."""
     host_group = dist.new_group(backend="gloo")
-    operands = random_operands(shape, seed)
+    operands = random_operands(op, shape, seed)
     taking_part, right = contenders(op, shape, operands, arena), {}
     for contender in taking_part:
         right[contender.name] = is_right(op, contender, operands)
         arena.fault.check()
     calls = {contender.name: contender.call for contender in taking_part if right[contender.name]}
-    link_ms = _HOPS[op] * shape.m * shape.n * 2 * (arena.world - 1) / arena.world / link
+    link_ms = sent_bytes(op, shape, arena.world) / link
     for regime in regimes:
         expected_us = max(shape.flop / 700e6, link_ms * 1e3)
         timings = measure(calls, regime, expected_us, host_group, _ROUNDS[regime])

@@ -43,4 +43,5 @@ SHAPES = {
     "gemm": REDUCED + GATHERED,
     "gemm_reduce_scatter": REDUCED,
     "gemm_all_reduce": REDUCED,
+    "all_gather_gemm": GATHERED,
 }

@@ -1,0 +1,188 @@
+"""`python -m benchmarks.gather_small`: all-gather + GEMM of few rows, inside CUDA graphs and eager.
+
+As `benchmarks.small`: weights are rotated, so that they stream from HBM; every contender is checked before it is timed.
+`--sweep` times every tile and number of push blocks instead of the other contenders.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from mkcompile.runtime.gather_launch import GatherSize
+from mkcompile.runtime.gather_schedule import GatherChoice, choices
+from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.warmup import warm_up
+
+from .gather_contenders import Gatherer, chosen, others, text_of
+from .graph_timing import NUM_CALLS, measure_graphs
+from .run import measure_link
+from .shapes import Shape
+from .small import Bench, all_right, checked_graph, eager_timings, row_of
+from .small_contenders import Contender, Rotation
+from .workspaces import Arena
+
+OP = "all_gather_gemm"
+SHAPES = tuple(
+    Shape(m, n, k) for n, k in ((7168, 8192), (1280, 8192), (4096, 4096)) for m in (2, 16, 64, 128, 256, 512, 1024)
+)
+_CACHES_BYTES = 320 << 20
+_HBM_BYTES_PER_MS = 4.3e9
+_DELIVERY_MS = 0.0025
+_MAX_GRID = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One shape on this rank: its shard, all rows, and weights that are larger than any cache together."""
+
+    shape: Shape
+    shard: Tensor
+    rotation: Rotation
+
+    @staticmethod
+    def of(shape: Shape) -> Case:
+        """Different on every rank."""
+        generator = torch.Generator(device="cuda").manual_seed(1000 * shape.m + dist.get_rank())
+
+        def matrix(rows: int) -> Tensor:
+            return torch.randn(rows, shape.k, device="cuda", generator=generator, dtype=torch.bfloat16)
+
+        shard = matrix(shape.m // dist.get_world_size())
+        whole = shard.new_empty(shape.m, shape.k)
+        dist.all_gather_into_tensor(whole, shard)
+        count = min(NUM_CALLS, max(2, -(-_CACHES_BYTES // (shape.n * shape.k * 2))))
+        return Case(
+            shape=shape, shard=shard, rotation=Rotation(x=whole, weights=tuple(matrix(shape.n) for _ in range(count)))
+        )
+
+    @property
+    def size(self) -> GatherSize:
+        """Of the launch."""
+        rows, world = self.shard.shape[0], dist.get_world_size()
+        return GatherSize(segment_rows=rows, k=self.shape.k, n=(self.shape.n,), world=world)
+
+    def baselines(self, group: str) -> Iterator[Contender]:
+        """cuBLAS on all rows, then the contenders that are not ours."""
+        x, weights = self.rotation.x, self.rotation.weights
+        out = x.new_empty(x.shape[0], self.shape.n)
+        yield Contender(name="cublas", calls=tuple(lambda w=w: torch.mm(x, w.t(), out=out) for w in weights))  # type: ignore[misc]
+        made: dict[str, list[Callable[[], Tensor]]] = {}
+        for w in weights:
+            for name, call in others(self.shard, w, group):
+                made.setdefault(name, []).append(call)
+        yield from (Contender(name=name, calls=tuple(calls)) for name, calls in made.items())
+
+    def ours(self, name: str, choice: GatherChoice, gatherer: Gatherer) -> Contender:
+        """One variant, prepared for every weight."""
+        out = self.shard.new_empty(self.shape.m, self.shape.n)
+        calls = tuple(gatherer.prepare(choice, self.size, self.shard, w, out) for w in self.rotation.weights)
+        return Contender(name=name, calls=calls, variant=text_of(choice))
+
+
+def swept(size: GatherSize) -> Iterator[GatherChoice]:
+    """All variants that push."""
+    for choice in choices(KernelConfig(operator="all_gather_gemm"), size, _MAX_GRID, returned=False):
+        if choice.variant == "push":
+            yield choice
+
+
+def contenders_of(case: Case, gatherer: Gatherer, group: str, sweep: bool) -> list[Contender]:
+    """cuBLAS first."""
+    named = list(case.baselines(group))
+    if sweep:
+        return [named[0], *(case.ours(text_of(one), one, gatherer) for one in swept(case.size))]
+    return [*named, case.ours("mkcompile", chosen(case.size, None), gatherer)]
+
+
+def rows_of(bench: Bench, shape: Shape, gatherer: Gatherer, options: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """Check, then time, one row a contender and regime."""
+    case = Case.of(shape)
+    last = (NUM_CALLS - 1) % len(case.rotation.weights)
+    x = case.rotation.x.double()
+    truths = [(x @ case.rotation.weights[at].double().t()).float() for at in (0, last)]
+    taking_part, graphs = contenders_of(case, gatherer, bench.arena.group.group_name, options.sweep), {}
+    for contender in taking_part:
+        if contender.name == "async_tp":  # its graphs can't be captured on every version: eager only
+            if all_right(contender.calls[0](), truths[0], same=False):
+                graphs[contender.name] = None
+            continue
+        graph = checked_graph("gemm", contender, case.rotation, truths)
+        bench.arena.fault.check()
+        if graph is not None:
+            graphs[contender.name] = graph
+    captured = {name: graph for name, graph in graphs.items() if graph is not None}
+    timings = {"graph": measure_graphs(captured, bench.rounds, bench.host_group)}
+    if not options.sweep:
+        timings["eager"] = eager_timings(bench, taking_part, set(graphs))
+    bench.arena.fault.check()
+    link_ms = shape.m * shape.k * 2 * (bench.arena.world - 1) / bench.arena.world / bench.link
+    for regime, found in timings.items():
+        floor_ms = max(found["cublas"].ms, shape.n * shape.k * 2 / _HBM_BYTES_PER_MS, link_ms) + _DELIVERY_MS
+        for contender in taking_part:
+            yield {**row_of(bench, OP, shape, contender, found.get(contender.name), floor_ms), "regime": regime}
+
+
+def worker(rank: int, options: argparse.Namespace) -> None:
+    """One rank."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29547", RANK=str(rank), WORLD_SIZE="2")
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    started, arena = time.monotonic(), Arena(256 << 20)
+    host_group = dist.new_group(backend="gloo")
+    bench = Bench(arena=arena, link=measure_link(), host_group=host_group, rounds=options.rounds)
+    gatherer = Gatherer.of(arena, 32 << 20)
+    common = {
+        "link_gbps": round(bench.link / 1e6, 1), "commit": options.commit, "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(),
+    }  # fmt: skip
+    for shape in SHAPES:
+        late = torch.tensor(float(time.monotonic() - started > options.seconds))
+        dist.all_reduce(late, dist.ReduceOp.MAX, group=host_group)
+        if late:
+            break
+        if shape.m not in (options.rows or (shape.m,)):
+            continue
+        for row in rows_of(bench, shape, gatherer, options):
+            if rank == 0:
+                with options.out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({**row, **common}) + "\n")
+        torch.cuda.empty_cache()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main(arguments: list[str]) -> None:
+    """Compile, start the ranks and wait for them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gather_small", description=__doc__)
+    parser.add_argument("--rows", type=int, action="append", help="only these M")
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no shape after this time")
+    parser.add_argument("--commit", default="unknown", help="written into every line")
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended")
+    options = parser.parse_args(arguments)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    configs = {}
+    for shape in SHAPES:
+        size = GatherSize(segment_rows=shape.m // 2, k=shape.k, n=(shape.n,), world=2)
+        configs.update({one.config: None for one in swept(size)})
+    for _ in warm_up(configs, min(30, os.cpu_count() or 1)):
+        pass
+    mp.spawn(worker, args=(options,), nprocs=2)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
