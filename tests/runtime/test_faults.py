@@ -1,0 +1,80 @@
+"""From a kernel's report to the error that is raised."""
+
+from __future__ import annotations
+
+import pytest
+
+import mkcompile
+from mkcompile.errors import LaunchMismatchError, WorkspaceError
+from mkcompile.ops.registry import launcher as installed
+from mkcompile.ops.registry import set_launcher
+from mkcompile.runtime import abi
+from mkcompile.runtime.agree import Agreement
+from mkcompile.runtime.dispatch import Dispatch
+from mkcompile.runtime.faults import error_of
+from mkcompile.runtime.identity import LaunchIdentity
+from mkcompile.runtime.launcher import Launcher
+
+from .fakes import FakeDriver, FakePlatform
+from .test_launcher import all_reduce
+
+OURS, THEIRS = LaunchIdentity.of("gemm_all_reduce 8x8x8"), LaunchIdentity.of("gemm_reduce_scatter 16x8x8")
+
+
+def mismatch() -> abi.FaultReport:
+    return abi.FaultReport(code=abi.LAUNCH_MISMATCH, op=2, rank=0, peer=1, expected=OURS.number, seen=THEIRS.number)
+
+
+def test_a_mismatch_names_both_ranks_and_what_each_launched() -> None:
+    error = error_of(mismatch(), (4, 6), {one.number: one.text for one in (OURS, THEIRS)})
+    assert isinstance(error, LaunchMismatchError)
+    assert "rank 4 launched gemm_all_reduce 8x8x8; rank 6 launched gemm_reduce_scatter 16x8x8" in str(error)
+
+
+def test_a_launch_that_this_rank_never_made_is_named_by_its_identity() -> None:
+    text = str(error_of(mismatch(), (4, 6), {OURS.number: OURS.text}))
+    assert f"rank 6 launched what this rank has never launched (identity {THEIRS.number:#010x})" in text
+
+
+def test_a_replay_after_a_fault_says_to_capture_anew() -> None:
+    report = abi.FaultReport(code=abi.REPLAY_AFTER_FAULT, op=1, rank=1, seen=abi.PEER_TIMEOUT)
+    error = error_of(report, (0, 1), {})
+    assert isinstance(error, WorkspaceError) and "Capture graphs of this group anew" in str(error)
+
+
+def test_launches_that_differ_have_identities_that_differ(launcher: Launcher, fake_driver: FakeDriver) -> None:
+    launcher(all_reduce())
+    launcher(all_reduce())
+    launcher(all_reduce(m=512))
+    first, again, other = fake_driver.launches
+    assert first.identity == again.identity != other.identity
+
+
+def test_check_raises_what_a_kernel_reported_without_another_call(
+    launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver
+) -> None:
+    before = installed()
+    set_launcher(Dispatch(Agreement(timeout_s=1.0), launcher))
+    try:
+        mkcompile.check()
+        launcher(all_reduce())
+        mkcompile.check()
+        identity = fake_driver.launches[-1].identity
+        platform.report(0, expected=identity, seen=7, peer=1, code=abi.LAUNCH_MISMATCH)
+        with pytest.raises(LaunchMismatchError, match="rank 0 launched gemm_all_reduce"):
+            mkcompile.check()
+        mkcompile.check()
+    finally:
+        set_launcher(before)
+
+
+def test_only_captured_launches_are_marked_as_such(
+    launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver
+) -> None:
+    call = all_reduce()
+    launcher(call)
+    platform.fake_streams.capturing = 3
+    launcher(call)
+    platform.fake_streams.capturing = 0
+    launcher(call)
+    assert [one.is_captured for one in fake_driver.launches] == [0, 1, 0]
