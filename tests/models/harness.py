@@ -14,6 +14,7 @@ from torch._inductor.compile_fx import compile_fx, fake_tensor_prop
 from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
 from torch._inductor.virtualized import V
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from mkcompile.config import Options
 from mkcompile.ops.registry import Call, set_launcher
@@ -133,8 +134,11 @@ def _gradients(instance: Instance) -> dict[str, Tensor]:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole.detach().double()
+    """The whole of a DTensor; of packed columns this rank's own, which torch 2.11 can't put together."""
+    if isinstance(tensor, DTensor):
+        is_packed = any(isinstance(one, _StridedShard) for one in tensor.placements)
+        tensor = tensor.to_local() if is_packed else tensor.full_tensor()
+    return tensor.detach().double()
 
 
 def _error(name: str, truth: Tensor, eager: Tensor, compiled: Tensor) -> Error:
