@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from mkcompile.ops.groups import find
 from mkcompile.ops.registry import Call
@@ -11,16 +12,33 @@ from mkcompile.plan.key import fuse_of
 from mkcompile.plan.plan import Plan
 from mkcompile.runtime.agree import Agreement
 from mkcompile.runtime.form import Form
-from mkcompile.runtime.kernel_config import TILES, KernelConfig
+from mkcompile.runtime.gather_form import GatherForm
+from mkcompile.runtime.gather_schedule import GatherChoice, engine_choice, library_choice, push_choice
+from mkcompile.runtime.kernel_config import GATHER_TILES, TILES, KernelConfig
 from mkcompile.runtime.published import Basis, Published
+from mkcompile.runtime.stream_schedule import stream_config, stream_schedule
 from mkcompile.runtime.tile_schedule import TileSchedule
 
-#: Kernels that the launcher has, for the planner's policy.
-AVAILABLE = frozenset({"gemm_reduce_scatter/push", "gemm_all_reduce/staged"})
+#: Kernels that the launcher has, for the planner's policy. Results that stay in their graph are stored `direct`.
+AVAILABLE = frozenset(
+    {
+        "gemm_reduce_scatter/push", "gemm_reduce_scatter/stream", "gemm_all_reduce/staged", "gemm_all_reduce/stream",
+        "all_gather_gemm/push", "all_gather_gemm/copy_engine", "all_gather_gemm/library",
+    }
+)  # fmt: skip
+_STAGED, _DIRECT = "gemm_all_reduce/staged", "gemm_all_reduce/direct"
 
 Tactic = tuple[KernelConfig, TileSchedule]
-#: By what all ranks share; the last argument is the largest grid. None: the reference computes the call.
-Tactics = Callable[[Call, Form, int], Tactic | None]
+
+
+class Tactics(Protocol):
+    """How calls are carried out, by what all ranks share. None: the reference computes the call.
+
+    `max_grid`: blocks of the largest launch.
+    """
+
+    def __call__(self, call: Call, form: Form, max_grid: int) -> Tactic | None: ...
+    def gather(self, call: Call, form: GatherForm, max_grid: int) -> GatherChoice | None: ...
 
 
 class Planned:
@@ -30,9 +48,12 @@ class Planned:
     hand gets the best kernel there is.
     """
 
-    def __init__(self, own: Callable[[], Basis], agreement: Agreement | None = None) -> None:
+    def __init__(
+        self, own: Callable[[], Basis], agreement: Agreement | None = None, available: frozenset[str] = AVAILABLE
+    ) -> None:
         """`own`: what this process tells the groups whose rank 0 it is."""
         self._own = own
+        self._available = available
         self._agreement = agreement or Agreement()
         self._published = Published(topic="launch")
 
@@ -41,17 +62,22 @@ class Planned:
 
         Raises: AbsentRankError for a rank 0 that does not come; PlanMismatchError, with the ranks whose plans differ.
         """
-        plan = self.plan(call, max_grid)
-        name = f"plan of {call.problem().key()}"
-        self._agreement.reach(call.group, (name, plan), f"{name}, m={call.problem().m}: {plan.to_json()}")
-        return from_plan(form, plan, max_grid)
+        stays = form.config.broadcast == "direct"
+        available = self._available - {_STAGED} | {_DIRECT} if stays else self._available
+        return from_plan(form, self._agreed(call, max_grid, available), max_grid)
 
-    def plan(self, call: Call, max_grid: int) -> Plan:
-        """The plan of a call on a grid of at most so many blocks."""
-        basis = self._published.of(find(call.group), self._own)
+    def gather(self, call: Call, form: GatherForm, max_grid: int) -> GatherChoice | None:
+        """As above."""
+        return gather_from_plan(form, self._agreed(call, max_grid, self._available), max_grid)
+
+    def _agreed(self, call: Call, max_grid: int, available: frozenset[str]) -> Plan:
+        basis, problem = self._published.of(find(call.group), self._own), call.problem()
         reserve = max(0, basis.topology.gpu.num_sms - max_grid)
-        policy = Policy(fuse=fuse_of(call.plan_key), reserve_sms=reserve, available=AVAILABLE)
-        return basis.table(policy).launch(call.problem())
+        policy = Policy(fuse=fuse_of(call.plan_key), reserve_sms=reserve, available=available)
+        plan = basis.table(policy).launch(problem)
+        name = f"plan of {problem.key()}"
+        self._agreement.reach(call.group, (name, plan), f"{name}, m={problem.m}: {plan.to_json()}")
+        return plan
 
 
 class Given:
@@ -64,11 +90,34 @@ class Given:
         """Raises: KeyError for a plan that was not given."""
         return from_plan(form, self._plans[call.plan_key], max_grid)
 
+    def gather(self, call: Call, form: GatherForm, max_grid: int) -> GatherChoice | None:
+        """Raises: KeyError for a plan that was not given."""
+        return gather_from_plan(form, self._plans[call.plan_key], max_grid)
+
 
 def from_plan(form: Form, plan: Plan, max_grid: int) -> Tactic | None:
     """The plan in the kernels' terms; None where it is to leave the call unfused."""
-    if f"{plan.operator}/{plan.variant}" not in AVAILABLE or (plan.tile.rows, plan.tile.columns) not in TILES:
+    tile = (plan.tile.rows, plan.tile.columns)
+    if plan.variant == "stream":
+        config = stream_config(form.config, tile, plan.split)
+        return config, stream_schedule(config, form.size, max_grid)
+    if plan.variant not in ("push", "staged", "direct") or tile not in TILES:
         return None
-    config = form.config.with_tile(plan.tile.rows, plan.tile.columns)
-    grid = min(plan.grid, max_grid)
-    return config, TileSchedule(grid=grid, raster_group=plan.raster, lag=max(1, plan.lag), pace_ns=plan.pace_ns)
+    schedule = TileSchedule(
+        grid=min(plan.grid, max_grid), raster_group=plan.raster, lag=max(1, plan.lag), pace_ns=plan.pace_ns
+    )
+    return form.config.with_tile(*tile), schedule
+
+
+def gather_from_plan(form: GatherForm, plan: Plan, max_grid: int) -> GatherChoice | None:
+    """The same for an all-gather; its order and the place where pushing blocks join follow the size."""
+    tile = (plan.tile.rows, plan.tile.columns)
+    if plan.variant == "library":
+        chunks = max(1, round(form.size.shard_bytes / plan.chunk_bytes)) if plan.chunk_bytes else 1
+        return library_choice(form.config, form.size, chunks)
+    if plan.variant not in ("push", "copy_engine") or tile not in GATHER_TILES:
+        return None
+    config = form.config.with_tile(*tile)
+    if plan.variant == "push":
+        return push_choice(config, form.size, max_grid, plan.roles.intra, form.returned)
+    return engine_choice(config, form.size, max_grid, form.returned)

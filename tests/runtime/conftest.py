@@ -9,7 +9,16 @@ import pytest
 from mkcompile.runtime import driver, tensor_map
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.launcher import Launcher
+from mkcompile.runtime.machine import own_basis
+from mkcompile.runtime.tactics import AVAILABLE, Planned
 from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
+
+#: The kernels for many rows with their largest tile, also where few would get others.
+PANELS = frozenset(
+    f"{name}/128x256x64" if name.startswith(("gemm_all_reduce", "gemm_reduce_scatter")) else name
+    for name in AVAILABLE | {"gemm_all_reduce/direct"}
+    if not name.endswith("/stream")
+)
 
 
 @pytest.fixture
@@ -32,4 +41,4 @@ def platform() -> FakePlatform:
 def launcher(platform: FakePlatform, fake_driver: FakeDriver) -> Iterator[Launcher]:
     with lone_group() as name:
         assert name == "0"
-        yield Launcher(platform)
+        yield Launcher(platform, Planned(own_basis, available=PANELS))

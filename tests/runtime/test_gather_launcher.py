@@ -14,7 +14,6 @@ from mkcompile.errors import OperatorInputError, WorkspaceError
 from mkcompile.ops.all_gather_gemm import AllGatherGemm
 from mkcompile.ops.registry import arguments
 from mkcompile.runtime import gather_schedule
-from mkcompile.runtime import launcher as launcher_module
 from mkcompile.runtime.gather_abi import APART, COLUMNS, TOGETHER
 from mkcompile.runtime.gather_engine import EnginePlaces, transfers
 from mkcompile.runtime.gather_form import GatherForm, gather_form_of
@@ -23,6 +22,8 @@ from mkcompile.runtime.gather_schedule import choose_gather, engine_choice
 from mkcompile.runtime.kernel import LoadedKernel, PeerTable
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.launcher import Launcher
+from mkcompile.runtime.machine import own_basis
+from mkcompile.runtime.tactics import Planned
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
@@ -95,14 +96,14 @@ def test_columns_are_summed_over_the_shards() -> None:
     assert (form.size.rows, form.size.k, form.size.inner, form.size.columns) == (35, 128, 256, True)
 
 
-def engine_only(*args: Any, **keywords: Any) -> Any:
-    return choose_gather(*args, **keywords, variant="copy_engine")
+def engine_only() -> Planned:
+    return Planned(own_basis, available=frozenset({"all_gather_gemm/copy_engine"}))
 
 
 def test_copy_engine_sends_rows_then_flags(
     launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher_module, "choose_gather", engine_only)
+    monkeypatch.setattr(launcher, "_tactics", engine_only())
     call = gather(4096, 1024)
     assert launcher(call) is not None
     assert len(platform.backing_of_group.allocated_bytes) == 2, "the workspace and the area"
@@ -118,7 +119,7 @@ def test_copy_engine_sends_rows_then_flags(
 def test_copy_engine_is_not_set_up_inside_a_capture(
     launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher_module, "choose_gather", engine_only)
+    monkeypatch.setattr(launcher, "_tactics", engine_only())
     platform.fake_streams.capturing = 3
     with pytest.raises(WorkspaceError, match="warm up first"):
         launcher(gather(4096, 1024))

@@ -22,6 +22,9 @@ from mkcompile.runtime import abi
 from mkcompile.runtime.agree import Agreement
 from mkcompile.runtime.dispatch import Dispatch
 from mkcompile.runtime.launcher import Launcher
+from mkcompile.runtime.machine import own_basis
+from mkcompile.runtime.tactics import Planned
+from tests.runtime.conftest import PANELS
 from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
 
 TESTS = str(Path(__file__).parent)
@@ -41,7 +44,8 @@ class CountedLauncher(Launcher):
 
 @pytest.fixture
 def counted(platform: FakePlatform, fake_driver: FakeDriver) -> Iterator[CountedLauncher]:
-    launcher, before = CountedLauncher(platform), registry._REGISTRY.launcher
+    tactics = Planned(own_basis, available=PANELS)
+    launcher, before = CountedLauncher(platform, tactics), registry._REGISTRY.launcher
     with lone_group():
         set_launcher(Dispatch(Agreement(), launcher))
         try:
@@ -163,7 +167,7 @@ def test_other_addresses_get_the_block_that_they_would_get_anew(
     assert fake_driver.moved_maps == 3
     _, moved, anew = fake_driver.launches
     assert moved.out[0] == second.data_ptr() and anew.out[0] == third.data_ptr() and first is not second
-    moved.out[0] = anew.out[0]
+    moved.out[0], moved.out_address = anew.out[0], anew.out_address
     assert bytes(moved) == bytes(anew)
 
 
