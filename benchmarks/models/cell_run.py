@@ -16,9 +16,7 @@ import torch.distributed as dist
 from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 from torch.distributed.device_mesh import DeviceMesh
 
-from mkcompile.ops import registry
-from mkcompile.runtime.dispatch import Dispatch
-from mkcompile.runtime.launcher import Launcher
+from mkcompile.runtime import trace, wiring
 
 from . import correct
 from .blocks import Workload, workload
@@ -37,7 +35,7 @@ class Plan:
 
     `train`: measure forward with backward, too. `warm`: compile everything a second time, from the disk caches.
     `profile`: look at one step of each contender with torch's profiler. `quiet`: no pair compiles while another one
-    times, so that every pair should have one cell only.
+    times, so that every pair should have one cell only. `timeline`: kernels write their timelines; nothing is timed.
     """
 
     contenders: tuple[str, ...]
@@ -47,6 +45,7 @@ class Plan:
     warm: bool
     profile: bool
     quiet: bool
+    timeline: bool = False
 
 
 @dataclass(slots=True)
@@ -187,6 +186,9 @@ class CellRun:
             row[f"{which}_tokens_per_s"] = round(self.cell.rows / spread.median * 1e3)
             row[f"{which}_peak_bytes"] = self._peak_bytes(self.steps(which)[name])
         self.turn.leave()
+        for name in self.working:
+            with self.step(name, f"after timing {which} of"):
+                wiring.check()  # a launch that gave up was fast
 
     def _peak_bytes(self, step: Step) -> int | None:
         """Of torch's allocator during one step, this rank's, and the symmetric memory that our operators hold."""
@@ -203,11 +205,16 @@ class CellRun:
         for name, step in self.steps(which).items():
             with self.step(name, "profiling"):
                 self.turn.enter()
+                step()
+                trace.clear()
                 seen = profiled(step)
+                launches = trace.summary(trace.collect())
                 row = self.entries[name].row
-                row[f"{which}_profile"] = asdict(seen)
+                row[f"{which}_profile"] = {**asdict(seen), "launches": [asdict(one) for one in launches]}
+                inside_us = sum(one.exposed_us for one in launches)
                 # what our kernels expose is inside of them: only a timeline of theirs can tell
-                row[f"{which}_exposed_us"] = None if seen.fused_us else seen.exposed_us
+                told = launches or not seen.fused_us
+                row[f"{which}_exposed_us"] = round(seen.exposed_us + inside_us, 1) if told else None
 
 
 def _step(load: Workload, call: Call, which: str) -> None:
@@ -220,9 +227,8 @@ def _step(load: Workload, call: Call, which: str) -> None:
 
 def arena_bytes() -> int:
     """Symmetric memory that our operators hold in this process."""
-    launcher = registry.launcher()
-    kernels = launcher.kernels if isinstance(launcher, Dispatch) else None
-    return kernels.held_bytes() if isinstance(kernels, Launcher) else 0
+    found = wiring.kernels()
+    return found.held_bytes() if found is not None else 0
 
 
 def run_cell(
@@ -273,13 +279,18 @@ def _measure(run: CellRun) -> None:
                 run.compile(name, "warm")
     run.turn.stop_compiling()
     run.check()
+    if not run.plan.timeline:
+        _race(run)
+    if run.plan.profile:
+        for which in run.passes:
+            run.look(which)
+
+
+def _race(run: CellRun) -> None:
     if run.plan.train and run.load.trains and run.cell.rows <= LOSS_ROWS and not run.cell.graphs:
         run.losses()
     for which in run.passes:
         run.time(which)
-    if run.plan.profile:
-        for which in run.passes:
-            run.look(which)
 
 
 def _identity(cell: Cell) -> Row:

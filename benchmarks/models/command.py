@@ -42,6 +42,10 @@ def main(argv: Sequence[str]) -> int:
     """The exit status: 1 where a row has an error that is not an absent contender's."""
     given = _parser().parse_args(argv)
     device = _device(given.device)
+    if given.timeline:
+        os.environ["MKCOMPILE_TRACE"] = "1"  # in the ranks, which are started from here
+        given.contender, given.profile = ["mkernel"], True
+        given.out = given.out.with_name(given.out.stem + "-timeline.jsonl")
     given.out.parent.mkdir(parents=True, exist_ok=True)
     selection = Selection(
         models=tuple(given.model), forms=tuple(given.form), tokens=tuple(given.tokens), modes=tuple(given.mode)
@@ -57,6 +61,7 @@ def main(argv: Sequence[str]) -> int:
     plan = Plan(
         contenders=wanted, device=device, budget_s=given.row_s, train=not given.forward_only,
         warm=not given.cold_only, profile=given.profile and device == "cuda", quiet=given.quiet,
+        timeline=given.timeline,
     )  # fmt: skip
     num_pairs = len(cells) if given.quiet else given.pairs
     _share_processors(num_pairs)
@@ -85,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--forward-only", action="store_true", help="leave backward out")
     parser.add_argument("--cold-only", action="store_true", help="compile once: no warm compile times")
     parser.add_argument("--profile", action="store_true", help="one step of each row under torch's profiler")
+    parser.add_argument("--timeline", action="store_true", help="what our kernels expose, from their own timelines")
     parser.add_argument("--predict", action="store_true", help="what explain predicts for each row, computed beside")
     parser.add_argument("--again", action="store_true", help="measure also what is in the results")
     parser.add_argument("--pairs", type=int, default=4, help="pairs of processes that compile side by side")

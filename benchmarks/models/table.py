@@ -143,10 +143,17 @@ def replaced(text: str, lines: Sequence[str]) -> str:
     return text[:start] + "\n" + "\n".join(lines) + "\n" + text[end:]
 
 
+def with_timelines(rows: dict[RowKey, Row], timelines: dict[RowKey, Row]) -> dict[RowKey, Row]:
+    """Exposed communication of ours, from runs whose kernels wrote their timelines."""
+    names = [f"{which}_exposed_us" for which in PASSES]
+    told = {key: {name: row[name] for name in names if row.get(name) is not None} for key, row in timelines.items()}
+    return {key: {**row, **told.get(key, {})} for key, row in rows.items()}
+
+
 def main(argv: Sequence[str]) -> None:
     """Write the page beside the results, and the README's table."""
     path = Path(argv[0] if argv else "benchmarks/results/2xh200/models.jsonl")
-    rows = read(path)
+    rows = with_timelines(read(path), read(path.with_name(path.stem + "-timeline.jsonl")))
     path.with_suffix(".md").write_text(page(rows), encoding="utf-8")
     readme = Path("README.md")
     readme.write_text(replaced(readme.read_text(encoding="utf-8"), summary_table(rows)), encoding="utf-8")
