@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 REPORTS := build
 TESTS := not slow and not gpu and not gpu2
 
-.PHONY: demo test test-all test-gpu bench bench-models lint setup clean
+.PHONY: demo test test-all test-gpu bench bench-models lint setup proxy clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,9 @@ $(VENV)/.ready: tools/setup.py pyproject.toml tools/constraints.txt
 	@$(PYTHON) tools/setup.py --venv $(VENV)
 
 setup: $(VENV)/.ready
+
+proxy: $(VENV)/.ready
+	@$(PY) tools/build_proxy.py
 
 demo: $(VENV)/.ready
 	@$(PY) -m mkcompile demo --html $(REPORTS)/report.html

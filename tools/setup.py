@@ -134,6 +134,13 @@ def write_checkout_install(python: Path) -> None:
     (info / "entry_points.txt").write_text("[torch_dynamo_backends]\nmkernel = mkcompile.backend:mkernel\n")
 
 
+def build_proxy(python: Path) -> None:
+    """The host proxy's shared library; without it all works but groups that span nodes."""
+    say("building the host proxy")
+    if not run(python, ROOT / "tools" / "build_proxy.py"):
+        say("the host proxy was not built: groups that span nodes are left to the process group's own collectives")
+
+
 def install_browser() -> None:
     """A browser for the tests that open the report, where that needs no password; elsewhere they say that they skip."""
     missing = not any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
@@ -167,6 +174,7 @@ def main() -> None:
     if not with_gpus:
         install_torch(python)
     install_package(python, with_gpus)
+    build_proxy(python)
     if args.browser and os.geteuid() == 0 and shutil.which("apt-get"):
         system_packages(
             {"chromium": not (shutil.which("chromium") or shutil.which("google-chrome"))}, "the report's tests"
