@@ -6,8 +6,10 @@ the store that they have come, and that they could allocate; only then do they e
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed._symmetric_memory as symm_mem
@@ -15,6 +17,8 @@ from torch._C._distributed_c10d import _SymmetricMemory
 
 from mkcompile.errors import UnsupportedDeviceError, WorkspaceError
 from mkcompile.runtime.exchange import Exchange
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,17 @@ class TorchBacking:
 
     def allocate(self, size_bytes: int, zeroed_bytes: int) -> torch.Tensor:
         """Raises: WorkspaceError."""
+        return _in_a_thread(lambda: self._allocate(size_bytes, zeroed_bytes))
+
+    def connect(self, memory: torch.Tensor) -> SymmetricBuffer:
+        """Raises: UnsupportedDeviceError."""
+        return _in_a_thread(lambda: self._connect(memory))
+
+    def settle(self) -> None:
+        """Torch does the same when it unmaps; here it is in sight."""
+        torch.cuda.synchronize(self._device)
+
+    def _allocate(self, size_bytes: int, zeroed_bytes: int) -> torch.Tensor:
         # A stream of its own: torch synchronises the current one, whose work may wait for a peer that waits for us.
         # empty_strided_p2p instead of symm_mem.empty: that takes part of a pool, at offsets that can differ by rank.
         with torch.cuda.device(self._device), torch.cuda.stream(_new_stream(self._device)):
@@ -66,8 +81,7 @@ class TorchBacking:
             torch.cuda.current_stream().synchronize()
         return memory
 
-    def connect(self, memory: torch.Tensor) -> SymmetricBuffer:
-        """Raises: UnsupportedDeviceError."""
+    def _connect(self, memory: torch.Tensor) -> SymmetricBuffer:
         with torch.cuda.device(self._device), torch.cuda.stream(_new_stream(self._device)):
             try:
                 handle = symm_mem.rendezvous(memory, self._group)  # type: ignore[arg-type]
@@ -81,10 +95,6 @@ class TorchBacking:
             multicast=handle.multicast_ptr,
             keep=(handle, memory),
         )
-
-    def settle(self) -> None:
-        """Torch does the same when it unmaps; here it is in sight."""
-        torch.cuda.synchronize(self._device)
 
 
 def make_buffer(exchange: Exchange, backing: Backing, step: str, size_bytes: int, zeroed_bytes: int) -> SymmetricBuffer:
@@ -125,6 +135,16 @@ def _unmapped(exchange: Exchange, buffer: SymmetricBuffer) -> str:
         return f"{len(buffer.addresses)} mappings for {exchange.world_size} ranks"
     missing = [str(exchange.ranks[rank]) for rank, address in enumerate(buffer.addresses) if not address]
     return f"no mapping of the memory of rank {', '.join(missing)}" if missing else ""
+
+
+def _in_a_thread(work: Callable[[], _Result]) -> _Result:
+    """Run where no CUDA graph's memory pool is in force: a pool holds for the thread that set it.
+
+    Torch's handshake keeps two small tensors. Taken from a pool they would be seen as leaks of the graph:
+    "Detected 2 tensor(s) in the cudagraph pool not tracked as outputs".
+    """
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        return threads.submit(work).result()
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:
