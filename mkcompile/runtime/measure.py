@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from mkcompile.config import settings
 from mkcompile.errors import UnsupportedDeviceError
+from mkcompile.ops.all_gather_gemm import AllGatherGemm
 from mkcompile.ops.problem import Problem
 from mkcompile.ops.registry import Call
 from mkcompile.plan.decide import Policy
@@ -19,11 +20,13 @@ from mkcompile.plan.exchange import Ranks
 from mkcompile.plan.plan import Plan
 from mkcompile.plan.reference import Maker
 from mkcompile.plan.tune_command import Bench
-from mkcompile.runtime.form import form_of
+from mkcompile.runtime.form import Form, form_of
+from mkcompile.runtime.gather_form import GatherForm, gather_form_of
 from mkcompile.runtime.kernel import compile_kernel
+from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.launcher import Launcher
 from mkcompile.runtime.machine import own_basis
-from mkcompile.runtime.tactics import AVAILABLE, Given, from_plan
+from mkcompile.runtime.tactics import AVAILABLE, Given, from_plan, gather_from_plan
 
 # Host time of enqueueing all calls of one sample, and more: the device is kept busy with nothing until then.
 _BACKLOG_CYCLES = 4_000_000
@@ -59,15 +62,26 @@ class KernelMeasurer:
         calls = self._calls(problem)
         if not plan.fused:
             return lambda: self._sample([call.reference for call in calls], num_calls(problem))
-        form = form_of(calls[0])
-        tactic = None if isinstance(form, str) else from_plan(form, plan, self.max_grid)
-        if tactic is None:
-            why = form if isinstance(form, str) else "it is not among the launcher's kernels"
-            raise UnsupportedDeviceError(f"no kernel for {plan.name}: {why}")
-        compile_kernel(tactic[0])
+        config = self._kernel(calls[0], plan)
+        if config is not None:
+            compile_kernel(config)
         self._plans[plan.digest()] = plan
         named = [replace(call, plan_key=plan.digest()) for call in calls]  # type: ignore[type-var]
         return lambda: self._sample([_Launch(self._launcher_of_plans(), call) for call in named], num_calls(problem))
+
+    def _kernel(self, call: Call, plan: Plan) -> KernelConfig | None:
+        """What has to be compiled for the plan, if anything. Raises: UnsupportedDeviceError."""
+        form = gather_form_of(call) if isinstance(call, AllGatherGemm) else form_of(call)
+        if isinstance(form, GatherForm):
+            choice = gather_from_plan(form, plan, self.max_grid)
+            if choice is not None:
+                return None if choice.variant == "library" else choice.config
+        elif isinstance(form, Form):
+            tactic = from_plan(form, plan, self.max_grid)
+            if tactic is not None:
+                return tactic[0]
+        why = form if isinstance(form, str) else "it is not among the launcher's kernels"
+        raise UnsupportedDeviceError(f"no kernel for {plan.name}: {why}")
 
     def _calls(self, problem: Problem) -> tuple[Call, ...]:
         """Calls of different operands; those of one problem at a time."""

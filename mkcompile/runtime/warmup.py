@@ -15,6 +15,7 @@ from mkcompile.config import settings
 from mkcompile.errors import CompileError, UnsupportedDeviceError
 from mkcompile.runtime.kernel import CompiledKernel, compile_kernel
 from mkcompile.runtime.kernel_config import KernelConfig, all_configs
+from mkcompile.runtime.stream_schedule import stream_configs
 
 
 def warm_up(configs: Iterable[KernelConfig], num_processes: int) -> Iterator[CompiledKernel]:
@@ -28,13 +29,14 @@ def warm_up(configs: Iterable[KernelConfig], num_processes: int) -> Iterator[Com
 
 
 def launched_configs(dtypes: Sequence[str], layouts: Sequence[str]) -> list[KernelConfig]:
-    """What the launcher asks for: the reducing operators in every tile, with and without a bias."""
-    return [
-        config
-        for config in all_configs()
-        if config.reduces and config.broadcast != "direct"
-        if config.dtype in dtypes and config.weight_layout in layouts
+    """What the launcher asks for: the operators over ranks in every tile, with and without a bias."""
+    panels = [one for one in all_configs() if one.operator != "gemm" and one.dtype in dtypes]
+    panels = [one for one in panels if one.weight_layout in layouts]
+    largest = {(one.operator, one.dtype, one.weight_layout, one.has_bias): one for one in panels if one.reduces}
+    streams = [
+        config for one in largest.values() if one.operator != "all_gather_gemm" for config in stream_configs(one)
     ]
+    return [*panels, *streams]
 
 
 def _parser() -> argparse.ArgumentParser:
