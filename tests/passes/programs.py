@@ -1,4 +1,5 @@
-"""Random programs out of the known forms: products, sums, biases, casts, gathers and scatters in every layout.
+"""Random programs out of the known forms: products, sums, biases, casts, gathers and scatters in every layout,
+feed-forward networks.
 
 A program is a list of small frozen values, so that hypothesis can shrink it, and runs on tensors of whole numbers that
 stay small enough for every sum to be exact: what is rewritten must be equal bit for bit.
@@ -22,6 +23,8 @@ BIASES = ("none", "addmm", "added_2d", "added_3d", "unsqueezed")
 BETWEEN = ("none", "half", "double_view", "relu", "float", "clone")
 REDUCTIONS = ("all_reduce", "split", "split_with_sizes", "slice", "flat")
 GATHERS = ("none", "split", "slice", "views")
+# In float32 only: the sums of the others would be rounded.
+NETWORKS = ("none", "relu", "relu2", "gated", "packed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """[B, S, H] -> [B, S, H]: (gather,) sum of products, something between, reduction, (gather back)."""
+    """[B, S, H] -> [B, S, H]: (gather,) sum of products or a network, something between, reduction, (gather back)."""
 
     terms: tuple[Term, ...]
     gather: str
@@ -46,6 +49,7 @@ class Block:
     dim: int
     twice: bool
     residual: bool
+    network: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,7 @@ def blocks() -> st.SearchStrategy[Block]:
         dim=st.integers(0, 2),
         twice=_once_in(3),
         residual=st.booleans(),
+        network=st.sampled_from(("none",) * 2 + NETWORKS),
     )
 
 
@@ -97,7 +102,7 @@ def programs(max_blocks: int = 3) -> st.SearchStrategy[Program]:
 
 
 def weights_of(program: Program) -> list[Tensor]:
-    """x, then weight and bias of each term."""
+    """x, then for each block weight and bias of each term, up and down weights of the network."""
     width = 2 * program.world_size
     tensors = [torch.zeros(program.batch, width, width, dtype=program.dtype)]
     for block in program.blocks:
@@ -105,6 +110,8 @@ def weights_of(program: Program) -> list[Tensor]:
             columns = width + 3 if term.weight == "sliced" else width
             tensors.append(torch.zeros(width, columns, dtype=program.dtype))
             tensors.append(torch.zeros(width, dtype=program.dtype))
+        tensors.append(torch.zeros(width, 2 * width, dtype=program.dtype))
+        tensors.append(torch.zeros(width, width, dtype=program.dtype))
     return tensors
 
 
@@ -126,9 +133,15 @@ def _block(block: Block, world_size: int, x: Tensor, parameters: list[Tensor], k
     if block.gather != "none":
         x = _gather(block.gather, _own_part(x, world_size), world_size)
     own = [(parameters.pop(0), parameters.pop(0)) for _ in block.terms]
-    y = _reduce(block, world_size, _between(block.between, _sum(block, x, own, kept)))
+    up, down = parameters.pop(0), parameters.pop(0)
+
+    def unreduced() -> Tensor:
+        is_network = block.network != "none" and x.dtype == torch.float32
+        return _network(block.network, x, up, down) if is_network else _sum(block, x, own, kept)
+
+    y = _reduce(block, world_size, _between(block.between, unreduced()))
     if block.twice:
-        y = y + _reduce(block, world_size, _between(block.between, _sum(block, x, own, kept)))
+        y = y + _reduce(block, world_size, _between(block.between, unreduced()))
     y = y.to(x.dtype)
     if block.reduction != "all_reduce":
         y = torch.cat(c10d.wait_tensor(c10d.all_gather_into_tensor(y, world_size, GROUP)).chunk(world_size), 0)
@@ -143,6 +156,21 @@ def _sum(block: Block, x: Tensor, own: list[tuple[Tensor, Tensor]], kept: list[T
     for product in products[1:]:
         total = total + product
     return total
+
+
+def _network(kind: str, x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    flat = x.reshape(-1, x.shape[-1])
+    width = down.shape[0]
+    if kind == "packed":
+        gate, value = torch.mm(flat, up).split(width, -1)
+        hidden = torch.relu(gate) * value
+    else:
+        hidden = torch.relu(torch.mm(flat, up[:, :width]))
+    if kind == "relu2":
+        hidden = hidden.pow(2)
+    if kind == "gated":
+        hidden = hidden * torch.mm(flat, up[:, width:])
+    return torch.mm(hidden, down).reshape(x.shape)
 
 
 def _own_part(x: Tensor, world_size: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -42,6 +43,14 @@ def check(program: Program, tracing_mode: str) -> Captured:
 @given(program=programs())
 @settings(QUICK, max_examples=40)
 def test_rewritten_programs_compute_the_same(program: Program) -> None:
+    with fake_group(program.world_size):
+        check(program, "fake")
+
+
+@pytest.mark.slow
+@given(program=programs(max_blocks=4))
+@settings(QUICK, max_examples=300)
+def test_many_rewritten_programs_compute_the_same(program: Program) -> None:
     with fake_group(program.world_size):
         check(program, "fake")
 
