@@ -103,7 +103,7 @@ def _truth(problem: Problem, pair: Pair, whole_x: Tensor, whole_dy: Tensor) -> d
     return parts
 
 
-def _compare(problem: Problem, pair: Pair, compile_model: Compile, steps: int = 3) -> dict[str, float]:
+def compare(problem: Problem, pair: Pair, compile_model: Compile, steps: int = 3) -> dict[str, float]:
     """Several steps with different inputs; each tensor's error at most twice eager's. Returns the worst ratios."""
     eager = problem.parallel(pair, problem.model(pair))
     compiled = copy.deepcopy(eager)
@@ -135,7 +135,7 @@ def _with_kernels(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def tensor_parallel(pair: Pair) -> dict[str, Any]:
     """All-reduces forward and backward."""
-    ratios = _compare(_sizes(pair, sequence=False), pair, _with_kernels)
+    ratios = compare(_sizes(pair, sequence=False), pair, _with_kernels)
     pair.expect_launches("gemm_all_reduce", at_least=2 * 3)
     return {"ratios": ratios, "launched": dict(pair.launcher.launched)}
 
@@ -143,7 +143,7 @@ def tensor_parallel(pair: Pair) -> dict[str, Any]:
 def sequence_parallel(pair: Pair) -> dict[str, Any]:
     """Reduce-scatters along the sequence, with the batch in front of it."""
     torch._dynamo.reset()
-    ratios = _compare(_sizes(pair, sequence=True), pair, _with_kernels)
+    ratios = compare(_sizes(pair, sequence=True), pair, _with_kernels)
     pair.expect_launches("gemm_reduce_scatter", at_least=2 * 3)
     return {"ratios": ratios, "launched": dict(pair.launcher.launched)}
 
@@ -154,7 +154,7 @@ def every_operator(pair: Pair) -> dict[str, Any]:
     options = {"mkernel.fuse": "always"}
     ratios = {}
     for sequence in (False, True):
-        ratios[str(sequence)] = _compare(
+        ratios[str(sequence)] = compare(
             _sizes(pair, sequence), pair, lambda model: torch.compile(model, backend=mkernel, options=options)
         )
     return {"ratios": ratios, "launched": dict(pair.launcher.launched)}

@@ -53,6 +53,7 @@ LARGE = ("large_first_on_rank_0", "large_first_on_rank_1")
 FAMILIES: dict[str, Family] = {
     "operators": Family(module="tests.gpu.operator_cases", limit_s=150, on_cpu=("rows", "sums", "misaligned")),
     "compiled": Family(module="tests.gpu.compiled_cases", limit_s=150, on_cpu=("tensor_parallel", "sequence_parallel")),
+    "gather": Family(module="tests.gpu.gather_cases", limit_s=150, on_cpu=("rows",)),
     "streams": Family(module="tests.gpu.stream_cases", limit_s=90),
     "nccl": Family(module="tests.gpu.nccl_cases", limit_s=60, environment={"MKCOMPILE_TIMEOUT_S": "8"}),
     "nccl_reserve_16": Family(module="tests.gpu.nccl_cases", limit_s=60, environment=RESERVE_16, only=LARGE),
