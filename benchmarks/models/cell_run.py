@@ -205,16 +205,22 @@ class CellRun:
         for name, step in self.steps(which).items():
             with self.step(name, "profiling"):
                 self.turn.enter()
-                step()
-                trace.clear()
                 seen = profiled(step)
-                launches = trace.summary(trace.collect())
+                launches = self._traced(step)
                 row = self.entries[name].row
                 row[f"{which}_profile"] = {**asdict(seen), "launches": [asdict(one) for one in launches]}
                 inside_us = sum(one.exposed_us for one in launches)
                 # what our kernels expose is inside of them: only a timeline of theirs can tell
                 told = launches or not seen.fused_us
                 row[f"{which}_exposed_us"] = round(seen.exposed_us + inside_us, 1) if told else None
+
+    def _traced(self, step: Step) -> list[trace.LaunchSummary]:
+        """Our launches of one step, where they write timelines."""
+        if not self.plan.timeline:
+            return []
+        trace.clear()
+        step()
+        return trace.summary(trace.collect())
 
 
 def _step(load: Workload, call: Call, which: str) -> None:

@@ -17,23 +17,36 @@ import torch
 
 from .timing import synchronize
 
-_COMMUNICATES = ("nccl", "one_shot", "two_shot", "multimem", "barrier_kernel", "put_signal", "wait_signal")
+_COMMUNICATES = (
+    "mk_gate",
+    "mk_open",
+    "mk_arrivals",
+    "nccl",
+    "one_shot",
+    "two_shot",
+    "multimem",
+    "barrier_kernel",
+    "put_signal",
+    "wait_signal",
+)
 _ON_DEVICE = ("kernel", "gpu_memcpy")
 #: The entry point of our kernels.
 _OURS = ("mk_kernel",)
+_STEPS = 3
 
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """Units: microseconds of one step. `kernels`: name, launches, total; the longest first."""
+    """Units: microseconds of one step. `launches_us`: ours. `kernels`: name, launches, total."""
 
     span_us: float
     busy_us: float
     communication_us: float
     exposed_us: float
     fused_us: float
+    launches_us: tuple[float, ...]
     kernels: tuple[tuple[str, int, float], ...]
 
 
@@ -68,6 +81,7 @@ def overlap_of(events: list[tuple[str, str, float, float]]) -> Overlap:
         communication_us=round(length(union(spans["comm"])), 1),
         exposed_us=round(length(everything) - length(computing), 1),
         fused_us=round(length(union(spans["ours"])), 1),
+        launches_us=tuple(round(d, 1) for c, n, _, d in sorted(events, key=_start) if _kind(c, n) == "ours"),
         kernels=tuple(kernels),
     )
 
@@ -79,15 +93,25 @@ def _kind(category: str, name: str) -> str:
     return "ours" if any(word in lowered for word in _OURS) else "compute"
 
 
+def _start(event: tuple[str, str, float, float]) -> float:
+    return event[2]
+
+
+def last_step(events: list[tuple[str, str, float, float]], steps: int) -> list[tuple[str, str, float, float]]:
+    """What the last of equal steps ran. Before it the ranks wait for each other's profilers to start."""
+    return sorted(events, key=_start)[-(len(events) // steps) :]
+
+
 def profiled(step: Callable[[], object]) -> Overlap:
-    """One call of a step that has run before."""
+    """The last of three calls of a step that has run before."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
-        step()
+        for _ in range(_STEPS):
+            step()
         synchronize()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     seen = [e for e in events if e.get("cat") in _ON_DEVICE and "dur" in e]
-    return overlap_of([(e["cat"], e["name"], float(e["ts"]), float(e["dur"])) for e in seen])
+    return overlap_of(last_step([(e["cat"], e["name"], float(e["ts"]), float(e["dur"])) for e in seen], _STEPS))
