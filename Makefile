@@ -13,6 +13,7 @@ help:
 	@echo "make test      everything that needs no GPU"
 	@echo "make test-all  the wide matrices and other torch versions too"
 	@echo "make test-gpu  kernels on one or two GPUs"
+	@echo "make bench-models  whole models on two GPUs against eager, Inductor and async TP; may be stopped and resumed"
 	@echo "make bench     operators on two GPUs against cuBLAS+NCCL and torch's symmetric memory"
 
 $(VENV)/.ready: tools/setup.py pyproject.toml tools/constraints.txt
