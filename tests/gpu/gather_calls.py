@@ -130,8 +130,22 @@ def prepare_rank(
     assert engines is None or choice.schedule.arena_bytes(size) <= engines.area_bytes
     if choice.variant != "library":
         kernel = kernel or load_kernel(compile_kernel(choice.config), group.devices[rank])
+    else:
+        _load_library(choice, size, tensors, group.streams[rank])
     site = GatherSite(
         form=GatherForm(config=choice.config, size=size, gathered_shape=()), choice=choice, kernel=kernel,
         peers=group.peers(rank), engine=engines.side(rank) if engines else None,
     )  # fmt: skip
     return site.prepare(tensors)
+
+
+def _load_library(choice: GatherChoice, size: GatherSize, tensors: GatherTensors, stream: torch.cuda.Stream) -> None:
+    """Have the library load its kernels: loading may wait for kernels of this rank, which wait for another rank of the
+    same process.
+    """
+    with torch.cuda.device(tensors.shard.device), torch.cuda.stream(stream):
+        for rows in {size.shard_rows, choice.schedule.group_rows, size.shard_rows % choice.schedule.group_rows}:
+            for w, bias in zip(tensors.w, tensors.bias, strict=True):
+                some = tensors.shard[: min(rows, size.shard_rows)]
+                torch.mm(some, w) if bias is None else torch.addmm(bias, some, w)
+        torch.cuda.synchronize()
