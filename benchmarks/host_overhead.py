@@ -28,6 +28,7 @@ from torch._inductor.utils import fresh_cache
 from torch.distributed._functional_collectives import all_reduce
 
 from mkcompile import codegen
+from mkcompile.backend import mkernel
 from mkcompile.ops.groups import find
 from mkcompile.ops.registry import Site, call_types, overload, set_launcher
 from mkcompile.runtime import driver, nvrtc
@@ -151,7 +152,7 @@ def compiled_layer() -> dict[str, float]:
         if kind == "through_dispatcher":
             CUSTOM_EXTERN_KERNEL_CODEGEN.clear()
         torch._dynamo.reset()
-        backend = {"backend": "inductor"} if kind == "inductor" else {"backend": "mkernel", "options": _ALWAYS}
+        backend = {"backend": "inductor"} if kind == "inductor" else {"backend": mkernel, "options": _ALWAYS}
         with fresh_cache(), torch.no_grad():
             compiled = torch.compile(chain, **backend)  # type: ignore[call-overload]
             for _ in range(3):

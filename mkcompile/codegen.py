@@ -1,4 +1,5 @@
-"""How Inductor's generated code calls our operators: straight into Python, below torch's dispatcher.
+"""How Inductor's generated code calls our operators: straight into Python, below torch's dispatcher. And which of their
+results it must not give to others.
 
 Inductor asks a table for the code of an operator that it has no kernel of its own for. Ours is a call of an
 `ops.registry.Site`, of which the generated module has one for each call. Calls that did not come from our pass, and
@@ -17,7 +18,10 @@ from torch._inductor.codegen.wrapper import ExternKernelAllocLine, PythonWrapper
 from torch._inductor.virtualized import V
 
 from mkcompile.ops.registry import call_types
+from mkcompile.plan import key
 
+# Not a process group: buffers of this name are never those that torch's own communication asks for.
+_GROUP = "mkcompile"
 _IMPORT = "from mkcompile.ops.registry import Site as MkcompileSite"
 
 
@@ -30,7 +34,7 @@ def install() -> None:
 def _generate(node: ir.FallbackKernel, writeline: Callable[[str], None]) -> None:
     wrapper = V.graph.wrapper_code
     args = [*node.codegen_args(), *node.codegen_kwargs()]
-    if V.graph.fx_wrapper or not _is_from_the_pass(node):
+    if V.graph.fx_wrapper or not _plan_key(node):
         wrapper.writeline(ExternKernelAllocLine(wrapper, node))  # type: ignore[no-untyped-call]
         return
     operator, name = str(node.op_overload).split(".")[1], node.get_name()
@@ -39,12 +43,25 @@ def _generate(node: ir.FallbackKernel, writeline: Callable[[str], None]) -> None
     root.add_import_once(_IMPORT)
     root.add_import_once(f"{site} = MkcompileSite({operator!r}, fixed={_is_fixed(node)})")
     writeline(f"{name} = {site}({', '.join(args)})")
+    if key.STAYS in key.facts_of(_plan_key(node)):
+        _keep_apart(node)
 
 
-def _is_from_the_pass(node: ir.FallbackKernel) -> bool:
-    """Calls by hand have an empty plan key, which is the last argument."""
+def _keep_apart(node: ir.FallbackKernel) -> None:
+    """Peers write into the result, in memory of which there is little: Inductor frees it when it is dead and puts
+    nothing else there, neither in place nor later. What it would put there could leave the graph, and live as long as
+    the user likes, on one rank longer than on another.
+    """
+    for result in node.outputs:
+        assert isinstance(result.layout, ir.FixedLayout)
+        result.layout = ir.CommBufferLayout(result.layout, ir.CommBufferType.SYMM_MEM, _GROUP)
+        V.graph.never_reuse_buffers.add(result.get_name())
+
+
+def _plan_key(node: ir.FallbackKernel) -> str:
+    """The last argument; empty for calls by hand."""
     args, kwargs = node.unflatten_args(node.inputs, node.constant_args)
-    return not kwargs and bool(args[-1])
+    return "" if kwargs else str(args[-1])
 
 
 def _root(wrapper: PythonWrapperCodegen) -> PythonWrapperCodegen:

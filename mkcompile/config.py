@@ -23,7 +23,8 @@ OPTION_PREFIX = "mkernel."
 class Settings:
     """Per-process settings, each from one environment variable `MKCOMPILE_<NAME>`.
 
-    Units: `arena_bytes` bytes a group; `timeout_s` seconds (0: the process group's own timeout); `sm_reserve` SMs.
+    Units: `arena_bytes` bytes a group; `timeout_s` seconds (0: the process group's own timeout); `sm_reserve` SMs, the
+    most that a launch leaves to other kernels, or what each leaves where `is_sm_reserve_given`, which has no variable.
     """
 
     cache_dir: Path = Path("~/.cache/mkcompile")
@@ -33,6 +34,7 @@ class Settings:
     trace: bool = False
     kernels: bool = True
     log_level: LogLevel = "WARNING"
+    is_sm_reserve_given: bool = False
 
     def __post_init__(self) -> None:
         for name in ("arena_bytes", "timeout_s", "sm_reserve"):
@@ -76,10 +78,15 @@ def _parse(name: str, text: str, kind: type) -> object:
         raise OptionError(f"{name} must be {kind.__name__}, got {text!r}") from error
 
 
+def setting_names() -> list[str]:
+    """Settings that have a variable."""
+    return [field.name for field in fields(Settings) if field.name != "is_sm_reserve_given"]
+
+
 def read_settings(environment: Mapping[str, str]) -> Settings:
     """Settings from `MKCOMPILE_*` variables; an unknown one is an error that lists the valid ones."""
     defaults = Settings()
-    known = {f"MKCOMPILE_{field.name.upper()}": field.name for field in fields(Settings)}
+    known = {f"MKCOMPILE_{name.upper()}": name for name in setting_names()}
     given = {name: text for name, text in environment.items() if name.startswith("MKCOMPILE_")}
     for name in given:
         if name not in known:
@@ -88,6 +95,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         known[name]: _parse(name, text, Path if known[name] == "cache_dir" else type(getattr(defaults, known[name])))
         for name, text in given.items()
     }
+    values["is_sm_reserve_given"] = "sm_reserve" in values
     settings = replace(defaults, **values)  # type: ignore[arg-type]
     return replace(settings, cache_dir=settings.cache_dir.expanduser())
 

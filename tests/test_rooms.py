@@ -24,7 +24,7 @@ ROOMS = {
     "plan": {"config", "errors", "ops"},
     "passes": {"config", "errors", "ops", "plan"},
     "runtime": {"config", "errors", "ops", "plan"},
-    "codegen": {"ops"},
+    "codegen": {"ops", "plan"},
     "backend": {"config", "errors", "ops", "plan", "passes", "runtime", "codegen"},
     "inspect": {"config", "errors", "ops", "plan", "passes", "runtime", "backend", "demo"},
     "demo": {"config", "errors", "ops", "plan", "passes", "runtime", "backend", "inspect"},

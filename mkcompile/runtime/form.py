@@ -7,7 +7,7 @@ rank, so an operand that the copy engine can't read is copied, and never a reaso
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -16,8 +16,9 @@ from torch import Tensor
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
 from mkcompile.ops.registry import Call
+from mkcompile.plan import key
 from mkcompile.runtime.abi import MAX_TERMS, MAX_WORLD
-from mkcompile.runtime.kernel_config import KernelConfig, WeightLayout
+from mkcompile.runtime.kernel_config import Broadcast, KernelConfig, WeightLayout
 from mkcompile.runtime.tile_schedule import LaunchSize
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -40,6 +41,11 @@ class Form:
     def out_rows(self) -> int:
         """Rows of the result as a matrix."""
         return prod(self.out_shape[:-1])
+
+
+def staged(form: Form) -> Form:
+    """The same call with its result in ordinary memory."""
+    return replace(form, config=replace(form.config, broadcast="staged", stages=0))
 
 
 def form_of(call: Call) -> Form | str:
@@ -81,8 +87,9 @@ def _reduce_scatter(call: GemmReduceScatter) -> Form:
 
 
 def _all_reduce(call: GemmAllReduce) -> Form:
+    broadcast: Broadcast = "direct" if key.STAYS in key.facts_of(call.plan_key) else "staged"
     return Form(
-        config=_config(call, KernelConfig(operator="gemm_all_reduce", broadcast="staged")),
+        config=_config(call, KernelConfig(operator="gemm_all_reduce", broadcast=broadcast)),
         size=_size(call, segments=1),
         out_shape=(call.x[0].shape[0], call.w[0].shape[1]),
         scale=_scale(call),

@@ -22,6 +22,11 @@ class LaunchIdentity:
         return LaunchIdentity(number=zlib.crc32(text.encode()), text=text)
 
 
+def with_result(identity: LaunchIdentity, offset: int) -> LaunchIdentity:
+    """The identity of a launch into whose result peers store. Units: `offset` bytes, where it lies on every rank."""
+    return LaunchIdentity.of(f"{identity.text}, result at {offset:#x}")
+
+
 def of_launch(config: KernelConfig, packed: KernelArguments) -> LaunchIdentity:
     """Operator, sizes, kernel and order; not the grid, which may differ by rank, nor whether a rank is traced."""
     k = "+".join(str(k) for k in packed.k[: packed.terms])

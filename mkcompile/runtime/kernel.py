@@ -29,7 +29,9 @@ ARCHITECTURE = "sm_90a"
 #: Without NVRTC's own cache, which answers without the resource report.
 OPTIONS = (f"--gpu-architecture={ARCHITECTURE}", "-std=c++20", "--ptxas-options=-v", "--no-cache")
 _ENTRY_POINT = "mk_kernel"
-_A_OFFSET, _WEIGHT_OFFSET, _OUT_OFFSET = (getattr(abi.KernelArguments, name).offset for name in ("a", "weight", "out"))
+_A_OFFSET, _WEIGHT_OFFSET, _OUT_OFFSET, _PEER_OUT_OFFSET = (
+    getattr(abi.KernelArguments, name).offset for name in ("a", "weight", "out", "peer_out")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +59,9 @@ class PeerTable:
     the first launch on any rank. `outs` are the addresses of the results for `broadcast="direct"`, or their common
     multicast address. `fault_address` is
     an `abi.FaultReport` in host memory that the device can write.
+    `outs_offset`: where the results lie in their common memory, equal on all ranks; -1 where they have none.
     `group`: the ranks as numbered in the whole job, where they have such numbers.
-    Units: `timeout_s` seconds that a wait for a peer may last.
+    Units: `timeout_s` seconds that a wait for a peer may last; `outs_offset` bytes.
     """
 
     rank: int
@@ -67,6 +70,7 @@ class PeerTable:
     fault_address: int
     timeout_s: float
     outs: tuple[int, ...] = ()
+    outs_offset: int = -1
     multicast: int = 0
     group: tuple[int, ...] = ()
 
@@ -164,13 +168,11 @@ def _check_arguments(config: KernelConfig, arguments: LaunchArguments) -> None:
 
 
 def _check_split(config: KernelConfig, arguments: LaunchArguments) -> None:
-    """Blocks of a cluster exchange once in a launch, and each has something to multiply."""
-    grid, split, tiles = arguments.schedule.grid, config.split, arguments.size.tiles(config)
+    """Whole clusters, and each of their blocks has something to multiply."""
+    grid, split = arguments.schedule.grid, config.split
     k_blocks = sum(-(-a.columns // BLOCK_K) for a, _ in arguments.terms)
-    if grid % split or (split > 1 and tiles * split > grid) or k_blocks < split:
-        raise OperatorInputError(
-            f"{tiles} tiles and {k_blocks} blocks of k for clusters of {split} in a grid of {grid}"
-        )
+    if grid % split or k_blocks < split:
+        raise OperatorInputError(f"{k_blocks} blocks of k for clusters of {split} in a grid of {grid}")
 
 
 def _fill_maps(packed: abi.KernelArguments, config: KernelConfig, arguments: LaunchArguments) -> None:
@@ -246,8 +248,8 @@ class PreparedLaunch:
             raise OperatorInputError("an operator with peers needs a lag of at least one tile")
         _fill_maps(packed, config, arguments)
         _fill_peers(packed, config, arguments)
-        self.identity = identity.of_launch(config, packed)
-        packed.identity = self.identity.number
+        self._common = identity.of_launch(config, packed)
+        self._identify(packed, arguments.peers.outs_offset if arguments.peers else -1)
         if config.trace and arguments.trace is not None:
             group = arguments.peers.group if arguments.peers else ()
             arguments.trace.stamp(packed, f"{self.identity.text}, grid {schedule.grid}", group)
@@ -282,13 +284,19 @@ class PreparedLaunch:
         self._function = self._kernel.function
         self._parameters = (ctypes.c_void_p * 1)(ctypes.addressof(packed))
 
-    def moved(self, addresses: tuple[int, ...]) -> PreparedLaunch:
+    def _identify(self, packed: abi.KernelArguments, outs_offset: int) -> None:
+        """`outs_offset`: as in the peer table."""
+        self.identity = self._common if outs_offset < 0 else identity.with_result(self._common, outs_offset)
+        packed.identity = self.identity.number
+
+    def moved(self, addresses: tuple[int, ...], outs: tuple[int, ...] = (), outs_offset: int = -1) -> PreparedLaunch:
         """The same launch of operands that lie elsewhere, at the same strides; a fraction of preparing it anew.
 
-        `addresses`: of all a, all weights, the result, and the bias if there is one, each a multiple of 16.
+        `addresses`: of all a, all weights, the result, and the bias if there is one, each a multiple of 16. `outs` and
+        `outs_offset`: as in the peer table.
         """
         twin = object.__new__(PreparedLaunch)
-        twin._kernel, twin._attributes, twin.identity = self._kernel, self._attributes, self.identity
+        twin._kernel, twin._attributes, twin._common = self._kernel, self._attributes, self._common
         launch_config = driver.LaunchConfig.from_buffer_copy(self._config)
         launch_config.stream = 0
         twin._take(abi.new_arguments(), launch_config)
@@ -301,6 +309,9 @@ class PreparedLaunch:
         packed.out_address = addresses[2 * terms]
         if not self._kernel.config.streams:
             tensor_map.move(base + _OUT_OFFSET, addresses[2 * terms])
+        for rank, address in enumerate(outs):
+            tensor_map.move(base + _PEER_OUT_OFFSET + rank * abi.TENSOR_MAP_BYTES, address)
+        twin._identify(packed, outs_offset)
         packed.bias = addresses[-1] if self._kernel.config.has_bias else 0
         return twin
 

@@ -20,6 +20,7 @@ from torch.distributed import ProcessGroup
 
 from mkcompile.config import settings
 from mkcompile.errors import WorkspaceError
+from mkcompile.ops.all_gather_gemm import AllGatherGemm
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
 from mkcompile.ops.groups import find
@@ -27,14 +28,20 @@ from mkcompile.ops.registry import Call, Shortcut, ShortcutLauncher, arguments
 from mkcompile.runtime import form as forms
 from mkcompile.runtime.chain import LaunchChain
 from mkcompile.runtime.exchange import Exchange
+from mkcompile.runtime.external import Blueprint
 from mkcompile.runtime.faults import FaultBoard
 from mkcompile.runtime.form import Form, Reduction
+from mkcompile.runtime.gather_area import GatherArea
+from mkcompile.runtime.gather_engine import EngineDevice
+from mkcompile.runtime.gather_form import GatherForm, gather_form_of
+from mkcompile.runtime.gather_operation import GatherOperation
 from mkcompile.runtime.host import contiguous_strides
 from mkcompile.runtime.kernel import LoadedKernel
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.machine import own_basis
 from mkcompile.runtime.operation import GROUP, Device, Group, Operation
 from mkcompile.runtime.platform import CudaPlatform, Platform
+from mkcompile.runtime.reserve import GROUPS, of_group
 from mkcompile.runtime.tactics import Planned, Tactics
 from mkcompile.runtime.trace.record import RankTrace, Recorder
 from mkcompile.runtime.workspace import WARM_UP_FIRST, Demand, GroupWorkspace
@@ -63,11 +70,11 @@ class Launcher(ShortcutLauncher):
         self._trace = settings().trace if trace is None else trace
         self._devices: dict[torch.device, Device] = {}
         self._groups: dict[tuple[str, torch.device], Group] = {}
-        self._operations: dict[Hashable, Operation | _Unfused] = {}
+        self._operations: dict[Hashable, Operation | GatherOperation | _Unfused] = {}
         self._board: FaultBoard | None = None
         self._lock = threading.RLock()
 
-    def __call__(self, call: Call) -> Tensor | None:
+    def __call__(self, call: Call) -> Any | None:
         """The result of the call, or None where no kernel takes it: the same answer on every rank.
 
         Raises: PeerTimeoutError, LaunchOrderError or KernelFaultError for what an earlier launch has reported;
@@ -75,29 +82,40 @@ class Launcher(ShortcutLauncher):
         """
         if self._board is not None:
             self._board.check()
-        if not isinstance(call, (GemmReduceScatter, GemmAllReduce)):
+        if not isinstance(call, (GemmReduceScatter, GemmAllReduce, AllGatherGemm)):
             return None
-        operands, options = (call.x, call.w, call.bias), _options(call)
-        signature = _signature(*operands, options)
+        signature = _signature_of(call)
         operation = self._operations.get(signature)
         if operation is None or not _holds(operation, call.group):
             operation = self._decide(call, signature)
         if isinstance(operation, _Unfused):
             return None
-        return operation.run(*operands)
+        out = operation.run(call.x, call.w, call.bias)  # type: ignore[arg-type]
+        if out is None:
+            out = self._run_staged(call, operation)  # type: ignore[arg-type]
+        return out
 
     def shortcut(self, call_type: type[Call]) -> Shortcut | None:
         """For calls that differ from an earlier one in nothing but addresses."""
         if call_type is GemmAllReduce:
             return self._again
+        if call_type is AllGatherGemm:
+            return self._gather
         return self._reduce_scatter if call_type is GemmReduceScatter else None
 
     def shortcut_like(self, call: Call) -> Shortcut | None:
         """Without a look-up by shapes: the caller answers for them."""
-        if not isinstance(call, (GemmReduceScatter, GemmAllReduce)):
+        if not isinstance(call, (GemmReduceScatter, GemmAllReduce, AllGatherGemm)):
             return None
-        operation = self._operations.get(_signature(call.x, call.w, call.bias, _options(call)))
-        return operation.again if isinstance(operation, Operation) else None
+        operation = self._operations.get(_signature_of(call))
+        return operation.again if isinstance(operation, (Operation, GatherOperation)) else None
+
+    def _gather(
+        self, x: Tensor, w: Sequence[Tensor], bias: Sequence[Tensor | None], forms: Sequence[int], *options: Any
+    ) -> list[Tensor] | None:
+        """As a call, but None also where there is anything to decide. Raises: as a call."""
+        operation = self._operations.get(gather_signature(x, w, bias, (tuple(forms), *options)))
+        return operation.again(x, w, bias, *options) if isinstance(operation, GatherOperation) else None
 
     def _reduce_scatter(
         self, x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None, shape: Sequence[int], *options: Any
@@ -134,16 +152,19 @@ class Launcher(ShortcutLauncher):
 
     def held_bytes(self) -> int:
         """Symmetric memory that this process holds, over all groups."""
-        return sum(group.workspace.held_bytes for group in self._groups.values())
+        return sum(group.workspace.held_bytes + group.area.held_bytes for group in self._groups.values())
 
-    def _decide(self, call: Reduction, signature: Hashable) -> Operation | _Unfused:
+    def _decide(self, call: Reduction | AllGatherGemm, signature: Hashable) -> Operation | GatherOperation | _Unfused:
         with self._lock:
-            on_device = call.x[0].device.type == self._platform.device_type
-            form = forms.form_of(call) if on_device else f"tensors on {call.x[0].device.type}"
+            form = self._form(call)
             if isinstance(form, str):
                 _LOG.info("%s runs unfused: %s", call.NAME, form)
-                operation: Operation | _Unfused = _Unfused()
+                operation: Operation | GatherOperation | _Unfused = _Unfused()
+            elif isinstance(call, AllGatherGemm):
+                assert isinstance(form, GatherForm)
+                operation = self._prepare_gather(call, form)
             else:
+                assert isinstance(form, Form)
                 operation = self._prepare(call, form)
             if len(self._operations) >= _MAX_OPERATIONS:
                 self._operations.clear()
@@ -155,12 +176,13 @@ class Launcher(ShortcutLauncher):
         group = self._group(call.group, device.device)
         if group.obstacle:
             return _Unfused(group.workspace.exchange.group)
-        tactic = self._tactics(call, form, device.max_grid)
+        tactic = self._tactics(call, form, _max_grid(device, group, call))
         if tactic is None:
             _LOG.info("%s of %s runs unfused: no gain is predicted", call.NAME, form.size)
             return _Unfused(group.workspace.exchange.group)
         config, schedule = tactic
         config = replace(config, trace=self._trace)
+        result = form.out_shape, contiguous_strides(form.out_shape), call.x[0].dtype
         return Operation(
             form=replace(form, config=config),
             kernel=self._kernel(config, device),
@@ -168,20 +190,68 @@ class Launcher(ShortcutLauncher):
             demand=Demand.of(config, schedule, form.size),
             device=device,
             group=group,
-            allocate=partial(device.host.empty, form.out_shape, contiguous_strides(form.out_shape), call.x[0].dtype),
+            allocate=partial(device.host.empty, *result),
+            process_group=group.workspace.exchange.group,
+            plan_key=call.plan_key,
+            num_groups=len(GROUPS),
+            blueprint=Blueprint(*result, device.device) if config.broadcast == "direct" else None,
+        )
+
+    def _run_staged(self, call: Reduction, operation: Operation) -> Tensor | None:
+        """There is no room for a result that peers store into: on all ranks alike."""
+        with self._lock:
+            prepared = self._prepare(call, forms.staged(operation.form))
+        if isinstance(prepared, _Unfused):
+            return None
+        operation.otherwise = prepared
+        return prepared.run(call.x, call.w, call.bias)
+
+    def _form(self, call: Reduction | AllGatherGemm) -> Form | GatherForm | str:
+        device = (call.x if isinstance(call, AllGatherGemm) else call.x[0]).device
+        if device.type != self._platform.device_type:
+            return f"tensors on {device.type}"
+        return gather_form_of(call) if isinstance(call, AllGatherGemm) else forms.form_of(call)
+
+    def _prepare_gather(self, call: AllGatherGemm, form: GatherForm) -> GatherOperation | _Unfused:
+        device = self._device(call.x.device)
+        group = self._group(call.group, device.device)
+        if group.obstacle:
+            return _Unfused(group.workspace.exchange.group)
+        choice = self._tactics.gather(call, form, _max_grid(device, group, call))
+        if choice is None:
+            _LOG.info("%s of %s runs unfused: no gain is predicted", call.NAME, form.size)
+            return _Unfused(group.workspace.exchange.group)
+        config = replace(choice.config, trace=self._trace)
+        return GatherOperation(
+            form=form,
+            choice=choice,
+            kernel=None if choice.variant == "library" else self._kernel(config, device),
+            engine=None if choice.variant == "push" else self._engine(device),
+            device=device,
+            group=group,
             process_group=group.workspace.exchange.group,
         )
+
+    def _engine(self, device: Device) -> EngineDevice:
+        if device.engine is None:
+            if self._platform.is_capturing():
+                raise WorkspaceError(
+                    f"a CUDA graph is being captured and the copy engine is not set up; {WARM_UP_FIRST}"
+                )
+            device.engine = self._platform.engine(device.device, self._platform.streams(device.device))
+        return device.engine
 
     def _device(self, device: torch.device) -> Device:
         found = self._devices.get(device)
         if found is None:
-            max_grid = max(1, self._platform.num_sms(device) - settings().sm_reserve)
+            streams, num_sms = self._platform.streams(device), self._platform.num_sms(device)
             found = self._devices[device] = Device(
                 device=device,
-                max_grid=max_grid,
-                chain=LaunchChain(self._platform.streams(device)),
+                num_sms=num_sms,
+                streams=streams,
+                chain=LaunchChain(streams),
                 host=self._platform.host(device),
-                recorder=Recorder(device=device, num_blocks=self._platform.num_sms(device)) if self._trace else None,
+                recorder=Recorder(device=device, num_blocks=num_sms) if self._trace else None,
             )
         return found
 
@@ -201,17 +271,22 @@ class Launcher(ShortcutLauncher):
                 exchange=exchange,
                 backing=self._platform.backing(device, name),
                 board=self._fault_board(device),
+                streams=self._device(device).streams,
                 cap_bytes=settings().arena_bytes,
             )
-            found = self._groups[name, device] = Group(obstacle=obstacle, workspace=workspace)
+            area = GatherArea(exchange=exchange, backing=workspace.backing, cap_bytes=workspace.cap_bytes)
+            found = self._groups[name, device] = Group(
+                obstacle=obstacle, reserve=of_group(exchange), workspace=workspace, area=area
+            )
         return found
 
     def _forget(self, group: Group) -> None:
         """The process group has ended; another one has its name."""
-        gone = [key for key, one in self._operations.items() if isinstance(one, Operation) and one.group is group]
-        for key in gone:
+        fused = [item for item in self._operations.items() if not isinstance(item[1], _Unfused)]
+        for key in [key for key, one in fused if one.group is group]:  # type: ignore[union-attr]
             del self._operations[key]
         group.workspace.close()
+        group.area.close()
 
     def _fault_board(self, device: torch.device) -> FaultBoard:
         if self._board is None:
@@ -229,11 +304,32 @@ class Launcher(ShortcutLauncher):
         return kernel
 
 
-def _holds(operation: Operation | _Unfused, name: str) -> bool:
+def _holds(operation: Operation | GatherOperation | _Unfused, name: str) -> bool:
     """Is the decision about the group that has this name now?"""
     if isinstance(operation, _Unfused):
         return operation.process_group is None or operation.process_group() is find(name)
     return operation.process_group() is find(name)
+
+
+def _signature_of(call: Reduction | AllGatherGemm) -> Hashable:
+    if isinstance(call, AllGatherGemm):
+        return gather_signature(call.x, call.w, call.bias, (tuple(call.forms), *arguments(call)[4:]))
+    return _signature(call.x, call.w, call.bias, _options(call))
+
+
+def gather_signature(
+    x: Tensor, w: Sequence[Tensor], bias: Sequence[Tensor | None], options: tuple[Any, ...]
+) -> Hashable:
+    """All but the addresses of what an all-gather's checks, agreement and launch depend on."""
+    parts: list[Hashable] = [options]
+    for tensor in (x, *w, *bias):
+        parts.append(None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()))
+    return tuple(parts)
+
+
+def _max_grid(device: Device, group: Group, call: Call) -> int:
+    """Blocks of the largest launch: the same on all ranks."""
+    return max(1, device.num_sms - group.reserve.sms(call.plan_key))
 
 
 def _options(call: Reduction) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,11 +13,16 @@ from torch.distributed import ProcessGroup
 
 from mkcompile.ops.groups import find
 from mkcompile.runtime import form as forms
-from mkcompile.runtime.chain import LaunchChain
+from mkcompile.runtime.chain import LaunchChain, StreamOperations
+from mkcompile.runtime.external import Blueprint
 from mkcompile.runtime.form import Form
+from mkcompile.runtime.gather_area import GatherArea
+from mkcompile.runtime.gather_engine import EngineDevice
 from mkcompile.runtime.host import Host
 from mkcompile.runtime.kernel import LaunchArguments, LoadedKernel, PreparedLaunch
 from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.reserve import GROUPS, Reserve
+from mkcompile.runtime.results import Result
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.tile_schedule import TileSchedule
 from mkcompile.runtime.trace.record import Recorder
@@ -37,26 +42,33 @@ class Device:
     """
 
     device: torch.device
-    max_grid: int
+    num_sms: int
+    streams: StreamOperations
     chain: LaunchChain
     host: Host
     recorder: Recorder | None = None
+    engine: EngineDevice | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     kernels: dict[KernelConfig, LoadedKernel] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """One group: why its ranks can't launch together (empty if they can), and its workspace."""
+    """One group: why its ranks can't launch together (empty if they can), its workspace, and the area that copy
+    engines write to.
+    """
 
     obstacle: str
+    reserve: Reserve
     workspace: GroupWorkspace
+    area: GatherArea
 
 
 @dataclass(slots=True, kw_only=True)
 class Operation:
     """All calls of one signature. `launches` are the argument blocks by the operands' addresses; `model` is one of
-    operands that were read in place, of which those of other addresses are made.
+    operands that were read in place, of which those of other addresses are made. `blueprint` is that of results which
+    peers store into, and `otherwise` the operation for calls that find no room for theirs.
     """
 
     form: Form
@@ -67,6 +79,10 @@ class Operation:
     group: Group
     allocate: Callable[[], Tensor]
     process_group: Callable[[], ProcessGroup | None]
+    plan_key: str
+    num_groups: int
+    blueprint: Blueprint | None = None
+    otherwise: Operation | None = None
     workspace: Workspace | None = None
     model: PreparedLaunch | None = None
     launches: dict[tuple[int, ...], PreparedLaunch] = field(default_factory=dict)
@@ -84,8 +100,8 @@ class Operation:
         self.group.workspace.board.check()
         return self.run(x, w, bias)
 
-    def run(self, x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None) -> Tensor:
-        """On the current stream of the operands' device.
+    def run(self, x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None) -> Tensor | None:
+        """On the current stream of the operands' device; None where there is no room and no operation `otherwise`.
 
         Raises: WorkspaceError, PeerTimeoutError, UnsupportedDeviceError, DriverError.
         """
@@ -93,6 +109,10 @@ class Operation:
         if host.current_device() != host.device_idx:
             with torch.cuda.device(device.device):
                 return self.run(x, w, bias)
+        if self.num_groups != len(GROUPS):
+            self._notice_groups()
+        if self.blueprint is not None:
+            return self._run_planned(self.blueprint, x, w, bias)
         out = self.allocate()
         addresses = _addresses(x, w, bias, out)
         with device.lock:
@@ -109,17 +129,61 @@ class Operation:
             device.chain.leave(stream, capture)
         return out
 
+    def _run_planned(
+        self, blueprint: Blueprint, x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None
+    ) -> Tensor | None:
+        """Into a result that peers store into, where there is room for one."""
+        device = self.device
+        with device.lock:
+            stream = device.host.current_stream()
+            capture = device.chain.enter(stream)
+            current = self.group.workspace.current
+            if self.workspace is not current or current is None or current.slot.failed or capture:
+                self._bind(capture != 0)
+            assert self.workspace is not None
+            result = self.workspace.results.take(blueprint, stream, capture)
+            if result is not None:
+                out = result.tensor
+                addresses = _addresses(x, w, bias, out)
+                launch = self.launches.get(addresses)
+                if launch is None:
+                    self._launch_new((x, w, bias, out), addresses, stream, capture != 0, result)
+                else:
+                    launch.run(stream, capture != 0)
+                device.chain.leave(stream, capture)
+                return out
+        return None if self.otherwise is None else self.otherwise.run(x, w, bias)
+
+    def _notice_groups(self) -> None:
+        """There are other groups than before, whose collectives may need room. Grids may differ by rank."""
+        self.num_groups = len(GROUPS)
+        group = self.process_group()
+        if group is None or self.kernel.config.streams:
+            return
+        max_grid = max(1, self.device.num_sms - self.group.reserve.sms_now(self.plan_key, group))
+        if max_grid < self.schedule.grid:
+            self.schedule = replace(self.schedule, grid=max_grid)
+            self._forget_launches()
+
+    def _forget_launches(self) -> None:
+        self.launches.clear()
+        self.model = None
+
     def _bind(self, capturing: bool) -> None:
         workspace = self.group.workspace.require(self.demand, capturing)
         if workspace is not self.workspace:
             self.workspace = workspace
-            self.launches.clear()
-            self.model = None
+            self._forget_launches()
 
-    def _launch_new(self, tensors: _Tensors, addresses: tuple[int, ...], stream: int, captured: bool) -> None:
+    def _launch_new(
+        self, tensors: _Tensors, addresses: tuple[int, ...], stream: int, captured: bool, result: Result | None = None
+    ) -> None:
         """Launch from addresses that were not seen before; operands that can't be read in place are copied first."""
+        outs, outs_offset = ((), -1) if result is None else (result.outs, result.offset)
         if self.model is not None and not any(address % forms.ALIGNED_BYTES for address in addresses):
-            launch = self.model.moved(addresses)
+            launch = self.model.moved(addresses, outs, outs_offset)
+            if result is not None:
+                self.group.workspace.board.describe(launch.identity)
             launch.run(stream, captured)
             self._keep(addresses, launch)
             return
@@ -127,7 +191,10 @@ class Operation:
         x = [forms.as_rows(x_MK) for x_MK in given_x]
         w = [forms.as_weight(w_KN, self.form.config.weight_layout) for w_KN in given_w]
         bias = None if given_bias is None else forms.as_vector(given_bias)
-        launch = PreparedLaunch(self.kernel, self._arguments(x, w, bias, out))
+        arguments = self._arguments(x, w, bias, out)
+        if result is not None and arguments.peers is not None:
+            arguments = replace(arguments, peers=replace(arguments.peers, outs=outs, outs_offset=outs_offset))
+        launch = PreparedLaunch(self.kernel, arguments)
         self.group.workspace.board.describe(launch.identity)
         launch.run(stream, captured)
         if _addresses(x, w, bias, out) == addresses:

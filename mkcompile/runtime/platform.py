@@ -11,6 +11,7 @@ from mkcompile.runtime import driver, probe
 from mkcompile.runtime.chain import StreamOperations
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.faults import HostMemory
+from mkcompile.runtime.gather_engine import EngineDevice
 from mkcompile.runtime.host import Host
 from mkcompile.runtime.kernel import LoadedKernel, compile_kernel, load_kernel
 from mkcompile.runtime.kernel_config import KernelConfig
@@ -36,6 +37,7 @@ class Platform(Protocol):
     def backing(self, device: torch.device, group: str) -> Backing: ...
     def fault_memory(self, device: torch.device) -> HostMemory: ...
     def load(self, config: KernelConfig, device: torch.device) -> LoadedKernel: ...
+    def engine(self, device: torch.device, streams: StreamOperations) -> EngineDevice: ...
 
 
 class CudaPlatform:
@@ -83,3 +85,8 @@ class CudaPlatform:
         """From memory, disk or the compiler, then onto the device. Raises: CompileError, DriverError."""
         assert device.index is not None
         return load_kernel(compile_kernel(config), device.index)
+
+    def engine(self, device: torch.device, streams: StreamOperations) -> EngineDevice:
+        """What the copy engine's transfers need. Raises: CompileError, DriverError."""
+        assert device.index is not None
+        return EngineDevice.on(device.index, streams)

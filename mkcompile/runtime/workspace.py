@@ -10,10 +10,12 @@ import logging
 from dataclasses import dataclass, field
 
 from mkcompile.errors import WorkspaceError
+from mkcompile.runtime.chain import StreamOperations
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.faults import FaultBoard, FaultSlot
 from mkcompile.runtime.kernel import PeerTable
 from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.results import Results
 from mkcompile.runtime.symmetric import Backing, SymmetricBuffer, make_buffer
 from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
@@ -71,30 +73,40 @@ def _power_of_two(number: int) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class Workspace:
-    """One workspace of all ranks, and its fault report. `captured`: a CUDA graph may use it, so it is never freed."""
+    """One workspace of all ranks, its fault report, and the results that peers store into while it is in use.
+
+    `captured`: a CUDA graph may use it, so it is never freed.
+    """
 
     layout: WorkspaceLayout
     buffer: SymmetricBuffer
     slot: FaultSlot
+    results: Results
     captured: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class GroupWorkspace:
-    """The workspaces of one group. Units: `cap_bytes` bytes of the one in use."""
+    """The workspaces of one group. Units: `cap_bytes` bytes of the one in use, results included.
+
+    Results of earlier ones stay until the last tensor there has gone.
+    """
 
     exchange: Exchange
     backing: Backing
     board: FaultBoard
+    streams: StreamOperations
     cap_bytes: int
     current: Workspace | None = None
     _kept: list[Workspace] = field(default_factory=list)
+    _leaving: list[Results] = field(default_factory=list)
 
     @property
     def held_bytes(self) -> int:
         """Bytes of symmetric memory on this rank, those kept for captured graphs included."""
         held = [*self._kept, *([self.current] if self.current else [])]
-        return sum(one.buffer.size_bytes for one in held)
+        results = [*self._leaving, *(one.results for one in held)]
+        return sum(one.buffer.size_bytes for one in held) + sum(one.held_bytes for one in results)
 
     def require(self, demand: Demand, capturing: bool) -> Workspace:
         """The workspace for a launch. Collective where a new one is needed.
@@ -137,7 +149,12 @@ class GroupWorkspace:
         step = f"workspace of {layout.total_bytes >> 20} MiB"
         buffer = make_buffer(self.exchange, self.backing, step, layout.total_bytes, layout.region_offset)
         old = self.current
-        self.current = Workspace(layout=layout, buffer=buffer, slot=self.board.claim(self.exchange.ranks))
+        self.current = Workspace(
+            layout=layout,
+            buffer=buffer,
+            slot=self.board.claim(self.exchange.ranks),
+            results=Results(self.exchange, self.backing, self.streams, self.cap_bytes - layout.total_bytes),
+        )
         if old is not None:
             self._retire(old)
         _LOG.info("group of ranks %s: %s", self.exchange.ranks, step)
@@ -150,3 +167,4 @@ class GroupWorkspace:
         # The ranks have come to the same call or the group has ended: what the device still does can end by itself.
         self.backing.settle()
         self.board.release(old.slot)
+        self._leaving = [one for one in (*self._leaving, old.results) if not one.is_idle()]

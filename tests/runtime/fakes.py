@@ -17,6 +17,7 @@ from mkcompile.errors import UnsupportedDeviceError, WorkspaceError
 from mkcompile.runtime import abi
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.faults import HostMemory
+from mkcompile.runtime.gather_engine import EngineDevice
 from mkcompile.runtime.host import Host
 from mkcompile.runtime.kernel import LoadedKernel
 from mkcompile.runtime.kernel_config import KernelConfig
@@ -56,19 +57,23 @@ class FakeBacking:
     allocated_bytes: list[int] = field(default_factory=list)
     settled: int = 0
 
-    def allocate(self, size_bytes: int, zeroed_bytes: int) -> int:
+    def allocate(self, size_bytes: int, zeroed_bytes: int) -> torch.Tensor | int:
+        """Memory for results, of which nothing is zeroed, is real: tensors are made there."""
         if self.allocation_failure:
             raise WorkspaceError(self.allocation_failure)
         self.allocated_bytes.append(size_bytes)
-        return size_bytes
+        return size_bytes if zeroed_bytes else torch.empty(size_bytes, dtype=torch.uint8)
 
-    def connect(self, memory: int) -> SymmetricBuffer:
+    def connect(self, memory: torch.Tensor | int) -> SymmetricBuffer:
         if self.connection_failure:
             raise UnsupportedDeviceError(self.connection_failure)
         addresses = [(rank + 1) << 40 for rank in range(self.world_size)]
         if self.null_peer >= 0:
             addresses[self.null_peer] = 0
-        return SymmetricBuffer(addresses=tuple(addresses), size_bytes=memory, keep=(object(),))
+        if isinstance(memory, torch.Tensor):
+            addresses[0] = memory.data_ptr()
+        size_bytes = memory if isinstance(memory, int) else memory.numel()
+        return SymmetricBuffer(addresses=tuple(addresses), size_bytes=size_bytes, keep=(memory,))
 
     def settle(self) -> None:
         self.settled += 1
@@ -81,6 +86,7 @@ class FakeDriver:
     launches: list[abi.KernelArguments] = field(default_factory=list)
     grids: list[int] = field(default_factory=list)
     moved_maps: int = 0
+    copies: list[tuple[int, int, int]] = field(default_factory=list)
 
     def cuTensorMapEncodeTiled(self, target: Any, *rest: Any) -> int:  # noqa: N802 (the driver's name)
         # the address is in the map, so that a test can see whose map it is
@@ -92,6 +98,10 @@ class FakeDriver:
         assert target.value % 64 == 0
         self.moved_maps += 1
         ctypes.memmove(target.value, ctypes.byref(ctypes.c_uint64(pointer.value)), 8)
+        return 0
+
+    def cuMemcpyAsync(self, target: Any, source: Any, num_bytes: Any, stream: Any) -> int:  # noqa: N802
+        self.copies.append((target.value, source.value, num_bytes.value))
         return 0
 
     def cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, extra: Any) -> int:  # noqa: N802
@@ -148,6 +158,10 @@ class FakePlatform:
     def load(self, config: KernelConfig, device: torch.device) -> LoadedKernel:
         self.loaded.append(config)
         return LoadedKernel(config=config, device_idx=0, function=ctypes.c_void_p(1))
+
+    def engine(self, device: torch.device, streams: Any) -> EngineDevice:
+        one = ctypes.c_void_p(1)
+        return EngineDevice(gate=one, open=one, arrivals=one, stream=99, streams=streams, begun=1, ended=2)
 
     def report(self, slot: int, **words: int) -> None:
         """As a kernel would: the code is written last."""
