@@ -217,6 +217,16 @@ def test_gradients_that_were_scattered_one_by_one_are_added_first() -> None:
     assert_same_values(backward, WORLD_SIZE)
 
 
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_a_cast_that_is_undone_after_the_reduction(dim: int) -> None:
+    def reduced_in_float32(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+        return scattered((x @ w.t()).float(), dim).bfloat16() + 1
+
+    (graph,) = capture(reduced_in_float32, *inputs(torch.bfloat16))
+    assert graph.operators == FUSED and not graph.left
+    assert_same_values(graph, WORLD_SIZE)
+
+
 def test_rows_with_bfloat16() -> None:
     (graph,) = capture(with_bias, *inputs(torch.bfloat16))
     assert graph.operators == FUSED
