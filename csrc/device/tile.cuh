@@ -9,6 +9,7 @@ namespace mk {
 inline constexpr int kMathGroups = 2;
 inline constexpr int kThreads = (kMathGroups + 1) * 128;
 inline constexpr int kBlockK = 64;
+inline constexpr int kFlopPerNs = 5900;  ///< of one SM at its best. Source: docs/decisions/301-tile-gemm.md
 inline constexpr int kSparePanels = 2;
 
 /// Operands of kBlockM x kBlockN products. Two math groups halve the rows (kBlockM 128) or the columns (kBlockM 64).
@@ -35,6 +36,7 @@ struct TileShape : OperandShape<kBlockM_, kBlockN_, kWeightIsKn_> {
   using Operands = OperandShape<kBlockM_, kBlockN_, kWeightIsKn_>;
   using Operands::kGroupN, Operands::kPanelN, Operands::kPanelBytes, Operands::kStageBytes;
   static constexpr int kStages = kStages_;
+  static constexpr int kStageReaders = kMathGroups;
   static constexpr bool kCopiesOut = kCopiesOut_;  ///< two more panels, through which finished tiles are copied out
   static constexpr int kPanels = kGroupN / kPanelN;
   static constexpr int kTileBytes = kMathGroups * kPanels * kPanelBytes;
@@ -89,7 +91,7 @@ struct SharedMemory {
   MK_DEVICE void init() const {
     for (int stage = 0; stage < Tile::kStages; ++stage) {
       mbarrier_init(stage_full(stage), 1);
-      mbarrier_init(stage_empty(stage), kMathGroups);
+      mbarrier_init(stage_empty(stage), Tile::kStageReaders);
     }
     for (int group = 0; group < kMathGroups; ++group) {
       for (int index = 0; index < Tile::kPanels; ++index) {
@@ -117,6 +119,12 @@ struct Ring {
       stage = 0;
       parity ^= 1;
     }
+  }
+  /// Past stages that another thread reads.
+  MK_DEVICE void skip(u32 stages) {
+    const u32 end = stage + stages;
+    parity ^= end / Tile::kStages & 1;
+    stage = end % Tile::kStages;
   }
 };
 
@@ -209,9 +217,10 @@ MK_DEVICE TileNote next_tile(const LaunchArguments& args, const SharedMemory<Til
   return TileNote{load_shared(note), (i32)load_shared(note + 4)};
 }
 
+MK_DEVICE u32 k_blocks_of(const LaunchArguments& args, u32 term) { return (args.k[term] + kBlockK - 1) / kBlockK; }
 MK_DEVICE u32 count_k_blocks(const LaunchArguments& args) {
   u32 blocks = 0;
-  for (u32 term = 0; term < args.terms; ++term) blocks += (args.k[term] + kBlockK - 1) / kBlockK;
+  for (u32 term = 0; term < args.terms; ++term) blocks += k_blocks_of(args, term);
   return blocks;
 }
 
@@ -224,6 +233,7 @@ MK_DEVICE void multiply_tile(const LaunchArguments& args, const SharedMemory<Til
   constexpr u32 kOffsetA = Tile::kSplitsRows ? 64 * kBlockK * 2 : 0;
   constexpr u32 kOffsetB = Tile::kSplitsRows ? 0 : Tile::kGroupN * kBlockK * 2;
   constexpr u32 kStepB = Tile::kWeightIsKn ? 16 * Tile::kRowBytes : 32;  // sixteen k further on
+  constexpr u32 kProductsNs = Tile::kBlockM * Tile::kBlockN * kBlockK * 2 / kFlopPerNs;  // those still under way
   const bool leader = threadIdx.x % 128 == 0;
   // Cleared, and every product accumulates: left undefined until the first product they would be kept alive, and spilled,
   // round the loop over tiles.
@@ -231,7 +241,7 @@ MK_DEVICE void multiply_tile(const LaunchArguments& args, const SharedMemory<Til
   for (int i = 0; i < kAccumulators; ++i) acc[i] = 0.f;
   int previous = -1;
   for (u32 block = 0; block < k_blocks; ++block) {
-    wait_phase(args, memory.stage_full(ring.stage), ring.parity, kComputeRole, trace);
+    wait_phase(args, memory.stage_full(ring.stage), ring.parity, kComputeRole, trace, block == 0 ? 0 : kProductsNs);
     const u64 a = k_major_descriptor(memory.a(ring.stage) + group * kOffsetA);
     const u32 b_address = memory.b(ring.stage) + group * kOffsetB;
     const u64 b = Tile::kWeightIsKn ? n_major_descriptor<Tile>(b_address) : k_major_descriptor(b_address);

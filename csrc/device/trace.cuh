@@ -29,7 +29,11 @@ struct Trace {
     start_ns = now();
     waited_ns = 0;
   }
-  MK_DEVICE void waited(u64 since_ns) { waited_ns += (u32)(now() - since_ns); }
+  /// `covered_ns`: so much of it had other work of this thread under way.
+  MK_DEVICE void waited(u64 since_ns, u32 covered_ns = 0) {
+    const u32 passed_ns = (u32)(now() - since_ns);
+    waited_ns += passed_ns > covered_ns ? passed_ns - covered_ns : 0;
+  }
 
   MK_DEVICE void end(TraceRole role, u32 owner, u32 tile) {
     if constexpr (kTrace) {
@@ -48,14 +52,15 @@ struct Trace {
   }
 };
 
-/// As the other, and the time that passes is time waited.
-MK_DEVICE void wait_phase(const LaunchArguments& args, u32 barrier, u32 parity, Role role, Trace& trace) {
+/// As the other, and the time that passes is time waited, but for `covered_ns` of it.
+MK_DEVICE void wait_phase(const LaunchArguments& args, u32 barrier, u32 parity, Role role, Trace& trace,
+                          u32 covered_ns = 0) {
   if constexpr (kTrace) {
     if (mbarrier_test_wait(barrier, parity)) return;
   }
   const u64 since_ns = trace.now();
   wait_phase(args, barrier, parity, role);
-  trace.waited(since_ns);
+  trace.waited(since_ns, covered_ns);
 }
 
 }  // namespace mk

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -27,11 +28,20 @@ PAIRS = {
 }
 
 
-def prepared(group: RankGroup, config: KernelConfig, m: int, n: int) -> list[PreparedLaunch]:
-    """A launch a rank."""
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A launch a rank, and the memory that they use."""
+
+    launches: list[PreparedLaunch]
+    keep: tuple[object, ...]
+
+
+def prepared(group: RankGroup, config: KernelConfig, m: int, n: int) -> Prepared:
+    """With inputs of their own."""
     inputs = [random_input(rank, device, m, n, 264, config) for rank, device in enumerate(group.devices)]
     rows = m // group.world if config.operator == "gemm_reduce_scatter" else m
-    return group.prepare(config, inputs, nan_outputs(group, rows, n, config))
+    outs = nan_outputs(group, rows, n, config)
+    return Prepared(group.prepare(config, inputs, outs), (inputs, outs))
 
 
 def described(*launches: PreparedLaunch) -> dict[int, str]:
@@ -46,12 +56,13 @@ def test_ranks_with_different_launches_both_say_so(name: str) -> None:
     first, second = (prepared(group, *one) for one in PAIRS[name])
     group.synchronize()
     started = time.monotonic()
-    group.run(first, [0])
-    group.run(second, [1])
+    group.run(first.launches, [0])
+    group.run(second.launches, [1])
     group.synchronize()
     assert time.monotonic() - started < 2.0, "not by its deadline"
-    names = described(first[0], second[1])
-    for rank, (own, other) in enumerate([(first[0], second[1]), (second[1], first[0])]):
+    mine, theirs = first.launches[0], second.launches[1]
+    names = described(mine, theirs)
+    for rank, (own, other) in enumerate([(mine, theirs), (theirs, mine)]):
         with pytest.raises(LaunchMismatchError) as caught:
             group.faults[rank].check(names)
         text = str(caught.value)
@@ -65,8 +76,8 @@ def test_a_rank_that_skips_a_launch_is_found() -> None:
     group = RankGroup((0, 0), timeout_s=4.0)
     skipped, next_one = prepared(group, REDUCE, 1024, 512), prepared(group, SCATTER, 2048, 512)
     group.synchronize()
-    group.run(skipped, [0])
-    group.run(next_one)
+    group.run(skipped.launches, [0])
+    group.run(next_one.launches)
     group.synchronize()
     for rank in range(2):
         with pytest.raises(LaunchMismatchError):
@@ -75,7 +86,8 @@ def test_a_rank_that_skips_a_launch_is_found() -> None:
 
 def test_a_replay_after_a_fault_reports_again() -> None:
     group = RankGroup((0, 0), timeout_s=0.5)
-    launches = prepared(group, SCATTER, 1024, 512)
+    kept = prepared(group, SCATTER, 1024, 512)  # a capture gives memory that nobody holds back to the driver
+    launches = kept.launches
     group.run(launches)
     group.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -154,7 +154,7 @@ def _print(timeline: Timeline, console: Console) -> None:
         table.add_column(name, justify="left" if name == "launch" else "right")
     for one in summary(timeline.traces):
         table.add_row(
-            str(one.rank), one.launch, str(one.epoch), str(one.num_blocks), f"{one.span_us:.1f}",
+            str(one.rank), one.launch.split(" on ")[0], str(one.epoch), str(one.num_blocks), f"{one.span_us:.1f}",
             f"{one.exposed_us:.1f}", f"{one.busy_share:.0%}", f"{one.compute_wait_us:.1f}",
         )  # fmt: skip
     if not table.rows:

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from mkcompile.runtime import abi
@@ -26,6 +27,11 @@ COLOURS = {
     "push": "#e08a1e", "signal": "#7d3f98", "copy": "#c2452d", "net_send": "#8c6d31", "net_receive": "#b5a05a",
 }  # fmt: skip
 WAIT = "#e9e9e9"
+#: Lanes that share a row: both groups of a block do the same, one a little after the other.
+_ROWS = (
+    ("load",), ("compute 0", "compute 1"), ("store 0", "store 1"), ("signal",), ("copy", "extra")
+)  # fmt: skip
+_HEIGHT_OF_BLOCK = 0.16
 _SAMPLES = 600
 
 
@@ -41,8 +47,9 @@ def draw(timeline: Timeline, path: Path, title: str = "") -> None:
     """Write a PNG of all that was recorded."""
     window = _Window(start_ns=timeline.origin_ns, end_ns=_end_ns(timeline))
     columns = max(1, len(timeline.traces))
-    figure = Figure(figsize=(min(7.5 * columns + 1, 48), 10), layout="constrained")
-    axes = figure.subplots(2, columns, squeeze=False, sharex=True, gridspec_kw={"height_ratios": [7, 1]})
+    height = min(max(_HEIGHT_OF_BLOCK * _num_blocks(timeline), 5), 24)
+    figure = Figure(figsize=(min(7.5 * columns + 1, 48), height + 3), layout="constrained")
+    axes = figure.subplots(2, columns, squeeze=False, sharex=True, gridspec_kw={"height_ratios": [height, 1.3]})
     for column, (trace, clock) in enumerate(zip(timeline.traces, timeline.clocks, strict=True)):
         shift_ns = clock.offset_ns - window.start_ns
         _blocks(axes[0][column], trace, shift_ns)
@@ -68,6 +75,10 @@ def _end_ns(timeline: Timeline) -> int:
     return max(ends, default=timeline.origin_ns + 1)
 
 
+def _num_blocks(timeline: Timeline) -> int:
+    return max((int(trace.tasks["block"].max()) + 1 for trace in timeline.traces if len(trace.tasks)), default=1)
+
+
 def _present(traces: Sequence[RankTrace]) -> list[str]:
     found = {int(role) for trace in traces for role in np.unique(trace.tasks["role"])}
     return [name for name in COLOURS if ROLE[name] in found]
@@ -87,17 +98,18 @@ def _accuracy(timeline: Timeline) -> str:
 
 
 def _blocks(axes: Axes, trace: RankTrace, shift_ns: int) -> None:
-    """Each block is one unit high, shared out among the lanes that wrote anything."""
+    """Each block is one unit high, shared out among the rows of which anything was written."""
     tasks = trace.tasks
-    lanes = [int(lane) for lane in np.unique(tasks["lane"]) if lane != LANE["entry"]]
-    height = 1 / max(1, len(lanes) + 0.5)
-    for row, lane in enumerate(lanes):
-        of_lane = tasks[tasks["lane"] == lane]
+    rows = [lanes for lanes in _ROWS if np.isin(tasks["lane"], [LANE[lane] for lane in lanes]).any()]
+    height = 1 / (len(rows) + 0.5)
+    for row, lanes in enumerate(rows):
+        of_row = tasks[np.isin(tasks["lane"], [LANE[lane] for lane in lanes])]
         for name, colour in COLOURS.items():
-            chosen = of_lane[of_lane["role"] == ROLE[name]]
+            chosen = of_row[of_row["role"] == ROLE[name]]
             if len(chosen):
                 _bars(axes, chosen, (shift_ns, row * height, height), colour)
     axes.set_ylim(int(tasks["block"].max()) + 1 if len(tasks) else 1, 0)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _bars(axes: Axes, tasks: Tasks, place: tuple[int, float, float], colour: str) -> None:

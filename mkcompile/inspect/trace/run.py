@@ -19,6 +19,8 @@ from mkcompile.runtime.wiring import install
 
 Say = Callable[[str], None]
 _WARM_UP_CALLS = 3
+# Steps right before those that are recorded: the ranks then run in step, and the link is awake.
+_STEPS_BEFORE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +53,11 @@ def traced(work: Work, rank: int, say: Say) -> list[RankTrace]:
         say("compiling" if number == 0 else "warming up")
         step()
     torch.cuda.synchronize()
-    trace.clear()
     dist.barrier()
     say(f"tracing {work.steps} step{'s' if work.steps > 1 else ''}")
+    for _ in range(_STEPS_BEFORE):
+        step()
+    trace.clear()
     for _ in range(work.steps):
         step()
     found = trace.collect()
