@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._inductor.utils import fresh_cache, run_and_get_code
+from torch._inductor import config as inductor_config
+from torch._inductor.utils import run_and_get_code
 from torch.distributed._functional_collectives import all_reduce
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from mkcompile.ops import registry
 from mkcompile.ops.registry import Call, Shortcut, ShortcutLauncher, Site, set_launcher
+from mkcompile.passes import facts
 from tests.backend.calls import ALWAYS
 
 pytestmark = pytest.mark.usefixtures("fake_world")
@@ -26,6 +28,13 @@ def two_products(x: Tensor, w: Tensor) -> Tensor:
     return reduced.clone()
 
 
+def reused_later(x: Tensor, w: Tensor) -> Tensor:
+    """The last product's memory may be that of the reduced one, which is dead by then."""
+    hidden = all_reduce(x @ w, "sum", [0, 1])
+    product: Tensor = (hidden @ w) @ w
+    return product
+
+
 def by_hand(x: Tensor, w: Tensor) -> Tensor:
     out: Tensor = torch.ops.mkcompile.gemm_all_reduce([x], [w], None, "sum", 2, "0", "")
     return out
@@ -34,7 +43,7 @@ def by_hand(x: Tensor, w: Tensor) -> Tensor:
 def compiled(function: Callable[..., Tensor], **options: Any) -> tuple[Callable[..., Tensor], str]:
     """The function and its generated code."""
     x, w = torch.randn(16, 16), torch.randn(16, 16)
-    with fresh_cache():
+    with inductor_config.patch(force_disable_caches=True):
         call = torch.compile(function, backend="mkernel", options=ALWAYS, **options)
         with torch.no_grad():
             _, code = run_and_get_code(call, x, w)
@@ -76,6 +85,15 @@ def test_calls_of_the_pass_go_below_the_dispatcher() -> None:
     _, code = compiled(two_products)
     assert code.count("= MkcompileSite('gemm_all_reduce', fixed=True)") == 2
     assert "torch.ops.mkcompile.gemm_all_reduce.default(" not in code
+
+
+def test_memory_of_a_planned_result_is_freed_and_given_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, code = compiled(reused_later)
+    assert "symm_mem buffer free" in code and "reuse" not in code
+    monkeypatch.setattr(facts, "_can_plan_results", lambda graph: False)
+    torch._dynamo.reset()
+    _, code = compiled(reused_later)
+    assert "symm_mem buffer free" not in code and "reuse" in code, "what Inductor does elsewhere"
 
 
 def test_sizes_that_are_not_known_are_looked_up_at_each_call() -> None:

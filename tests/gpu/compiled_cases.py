@@ -6,18 +6,24 @@ Legend: B batch, S sequence, D features, H hidden features.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._inductor.compile_fx import compile_fx
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from mkcompile.backend import mkernel
-from tests.gpu.pair import Pair, backend_of_kernels
+from mkcompile.backend import mkernel, with_pass
+from mkcompile.config import Options
+from mkcompile.passes import facts
+from mkcompile.passes.fusion_pass import FusionPass
+from tests.gpu.pair import Pair, backend_of_kernels, kernels_only
 
 Compile = Callable[[nn.Module], Callable[[Tensor], Tensor]]
 
@@ -175,8 +181,41 @@ def dynamic_length(pair: Pair) -> dict[str, Any]:
     return {"launched": dict(pair.launcher.launched)}
 
 
+def _backend_of_staged_results(gm: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Callable[..., Any]:
+    fusion = FusionPass(Options(), kernels_only, facts="kernels only, staged")
+    compiled: Callable[..., Any] = compile_fx(gm, inputs, config_patches=with_pass({}, fusion))  # type: ignore[assignment]
+    return compiled
+
+
+def planned_results(pair: Pair) -> dict[str, Any]:
+    """Results that stay in the graph are stored into by peers: the same bits as staged ones, forward and backward.
+
+    Outputs of all steps are kept and looked at again at the end: nothing was stored into them later.
+    """
+    torch._dynamo.reset()
+    problem = _sizes(pair, sequence=False)
+    model = problem.parallel(pair, problem.model(pair))
+    planned = torch.compile(model, backend=backend_of_kernels, fullgraph=True)
+    steps = [problem.inputs(pair, seed=10 * step) for step in range(5)]
+    found = [_gradients(model, planned, x, dy) for x, dy in steps]
+    copies = [{name: value.clone() for name, value in one.items()} for one in found]
+    torch._dynamo.reset()
+    with mock.patch.object(facts, "_can_plan_results", lambda graph: False):
+        staged = torch.compile(model, backend=_backend_of_staged_results, fullgraph=True)
+        wanted = [_gradients(model, staged, x, dy) for x, dy in steps]
+    for step, (one, copy_of_it, other) in enumerate(zip(found, copies, wanted, strict=True)):
+        for name in ("y", "dx"):
+            assert torch.equal(one[name], other[name]), f"step {step}: {name} differs from the staged one"
+            assert torch.equal(one[name], copy_of_it[name]), f"step {step}: {name} has changed since"
+    kinds = Counter(one.kernel.config.broadcast for one in pair.launcher.operations("gemm_all_reduce"))
+    if pair.on_gpu:
+        assert kinds["direct"] and kinds["staged"], kinds
+    return {"operations": dict(kinds), "held_mib": pair.launcher.held_bytes() >> 20}
+
+
 CASES = {
     "tensor_parallel": tensor_parallel,
+    "planned_results": planned_results,
     "sequence_parallel": sequence_parallel,
     "dynamic_length": dynamic_length,
     "every_operator": every_operator,

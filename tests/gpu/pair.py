@@ -77,8 +77,12 @@ class CountingLauncher(Launcher):
 
     def operation(self, operator: str) -> Operation:
         """The newest of an operator."""
+        return self.operations(operator)[-1]
+
+    def operations(self, operator: str) -> list[Operation]:
+        """All of an operator."""
         known = [one for one in self._operations.values() if isinstance(one, Operation)]
-        return [one for one in known if one.kernel.config.operator == operator][-1]
+        return [one for one in known if one.kernel.config.operator == operator]
 
 
 @dataclass(slots=True)
