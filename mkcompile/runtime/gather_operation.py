@@ -42,13 +42,18 @@ class GatherTensors:
     outs: Sequence[Tensor]
     gathered: Tensor | None
 
+    @property
+    def results(self) -> tuple[Tensor, ...]:
+        """All of them, in order."""
+        return tuple(self.outs) if self.gathered is None else (*self.outs, self.gathered)
+
 
 class Prepared(Protocol):
-    """One call's work for one set of addresses."""
+    """One call's work for one set of addresses; only the library is given the tensors again."""
 
     @property
     def identity(self) -> LaunchIdentity: ...
-    def run(self, tensors: GatherTensors, stream: int, captured: bool) -> None: ...
+    def run(self, tensors: GatherTensors | None, stream: int, captured: bool) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ class Pushed:
         """What the launch is."""
         return self.kernel.identity
 
-    def run(self, tensors: GatherTensors, stream: int, captured: bool) -> None:
+    def run(self, tensors: GatherTensors | None, stream: int, captured: bool) -> None:
         """Raises: DriverError."""
         self.kernel.run(stream, captured)
 
@@ -79,7 +84,7 @@ class CopiedByEngine:
         """What the launch is."""
         return self.kernel.identity
 
-    def run(self, tensors: GatherTensors, stream: int, captured: bool) -> None:
+    def run(self, tensors: GatherTensors | None, stream: int, captured: bool) -> None:
         """Raises: DriverError."""
         self.sent.start(stream)
         self.kernel.run(stream, captured)
@@ -100,8 +105,9 @@ class ByLibrary:
     form: GatherForm
     identity: LaunchIdentity
 
-    def run(self, tensors: GatherTensors, stream: int, captured: bool) -> None:
+    def run(self, tensors: GatherTensors | None, stream: int, captured: bool) -> None:
         """On torch's current stream, which is `stream`. Raises: DriverError."""
+        assert tensors is not None
         size, group_rows = self.form.size, self.choice.schedule.group_rows
         self.sent.open(stream)
         self.sent.start(stream)
@@ -241,8 +247,7 @@ class GatherOperation:
             with torch.cuda.device(device.device):
                 return self.run(x, w, bias)
         outs = [host.empty(shape, contiguous_strides(shape), x.dtype) for shape in self.form.out_shapes]
-        tensors = self._tensors(x, w, bias, outs)
-        addresses = _addresses(tensors)
+        addresses = _addresses(x, w, bias, outs)
         with device.lock:
             stream = host.current_stream()
             capture = device.chain.enter(stream)
@@ -251,7 +256,11 @@ class GatherOperation:
             if stale or capture or (self.engine is not None and self.area is not self.group.area.current):
                 self._bind(capture != 0)
             prepared = self.launches.get(addresses)
+            tensors = None
+            if prepared is None or self.kernel is None:
+                tensors = self._tensors(x, w, bias, outs)
             if prepared is None:
+                assert tensors is not None
                 prepared = self._prepare(tensors, addresses)
             prepared.run(tensors, stream, capture != 0)
             device.chain.leave(stream, capture)
@@ -303,22 +312,23 @@ class GatherOperation:
         )  # fmt: skip
 
     def _prepare(self, tensors: GatherTensors, addresses: tuple[int, ...]) -> Prepared:
+        """Kept, and the model of others, where all operands are read where they were given."""
         assert self.site is not None
-        if len(self.launches) >= _MAX_LAUNCHES:
-            self.launches.clear()
-        prepared = self.launches[addresses] = self.site.prepare(tensors, self.model)
+        in_place = _addresses(tensors.shard, tensors.weights, tensors.bias, tensors.results) == addresses
+        prepared = self.site.prepare(tensors, self.model if in_place else None)
         if self.model is None:
             self.group.workspace.board.describe(prepared.identity)
-            if isinstance(prepared, (Pushed, CopiedByEngine)):
+        if in_place:
+            if len(self.launches) >= _MAX_LAUNCHES:
+                self.launches.clear()
+            self.launches[addresses] = prepared
+            if self.model is None and isinstance(prepared, (Pushed, CopiedByEngine)):
                 self.model = prepared.kernel
         return prepared
 
 
-def _addresses(tensors: GatherTensors) -> tuple[int, ...]:
-    return (
-        tensors.shard.data_ptr(),
-        *(one.data_ptr() for one in tensors.weights),
-        *(0 if one is None else one.data_ptr() for one in tensors.bias),
-        *(one.data_ptr() for one in tensors.outs),
-        0 if tensors.gathered is None else tensors.gathered.data_ptr(),
-    )
+def _addresses(
+    x: Tensor, w: Sequence[Tensor], bias: Sequence[Tensor | None], results: Sequence[Tensor]
+) -> tuple[int, ...]:
+    present = (x, *w, *(one for one in bias if one is not None), *results)
+    return tuple(one.data_ptr() for one in present)

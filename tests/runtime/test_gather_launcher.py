@@ -201,3 +201,16 @@ def test_few_rows_lie_together_and_many_apart() -> None:
     engine = engine_choice(CONFIG, many, 128, returned=False)
     assert engine.schedule.blocks == 0 and engine.us < 1.03 * 2 * 8192 * 7168 * 8192 / 750e6
     assert gather_schedule.choose_gather(CONFIG, many, 128).us <= engine.us
+
+
+def test_a_copied_operand_is_no_model_for_others(launcher: Launcher, fake_driver: FakeDriver) -> None:
+    wide = tensor(512, 128)
+    weight = wide[:, :64].t()  # rows 128 elements apart
+    launcher(gather(256, 64, w=[weight]))
+    assert fake_driver.moved_maps == 0
+    shifted = torch.ones(512 * 128 + 4, dtype=torch.bfloat16)[4:].view(512, 128)[:, :64].t()
+    launcher(gather(256, 64, w=[shifted]))
+    assert int(fake_driver.launches[-1].weight[0][0]) != shifted.data_ptr(), "not aligned: copied, to other strides"
+    assert fake_driver.moved_maps == 0
+    launcher(gather(256, 64, w=[tensor(512, 128)[:, :64].t()]))
+    assert fake_driver.moved_maps > 0
