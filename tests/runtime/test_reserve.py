@@ -1,0 +1,94 @@
+"""How many SMs a launch leaves: few only where nothing of NCCL can come beside it, and the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mkcompile.config import read_settings
+from mkcompile.errors import OptionError
+from mkcompile.ops.gemm_all_reduce import GemmAllReduce
+from mkcompile.plan import key
+from mkcompile.runtime import reserve
+from mkcompile.runtime.exchange import Exchange
+from mkcompile.runtime.launcher import Launcher
+from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
+
+PROBLEM = "always;a problem"
+ALONE = key.with_facts(PROBLEM, [key.ALONE])
+FEW, MANY = 4, 16
+Said = Callable[[str], tuple[str, ...]]
+
+
+def as_this_rank(own: str) -> tuple[str, ...]:
+    return (own, own)
+
+
+def reserve_of(patch: pytest.MonkeyPatch, said: Said = as_this_rank, group: Any = None) -> reserve.Reserve:
+    patch.setattr(Exchange, "gather", lambda self, step, value: said(value))
+    return reserve.of_group(Exchange(group or dist.group.WORLD, "test"))
+
+
+@pytest.fixture
+def patch(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    with lone_group(4):
+        yield monkeypatch
+
+
+def test_few_only_for_calls_that_the_graph_shows_to_be_alone(patch: pytest.MonkeyPatch) -> None:
+    found = reserve_of(patch)
+    assert [found.sms(plan_key) for plan_key in (ALONE, PROBLEM, "", "by hand")] == [FEW, MANY, MANY, MANY]
+
+
+def test_groups_of_the_same_ranks_are_no_data_parallelism(patch: pytest.MonkeyPatch) -> None:
+    dist.new_group([0, 1, 2, 3])
+    dist.new_group([0])
+    assert reserve_of(patch).sms(ALONE) == FEW
+
+
+def test_a_group_of_other_ranks_may_have_hooks(patch: pytest.MonkeyPatch) -> None:
+    fused = dist.new_group([0, 1])
+    assert reserve_of(patch, group=fused).sms(ALONE) == MANY
+    patch.setattr(dist, "get_backend", lambda group: dist.Backend.GLOO)
+    assert reserve_of(patch, group=fused).sms(ALONE) == FEW, "which do not use the GPU over gloo"
+
+
+def test_one_rank_with_such_a_group_is_enough(patch: pytest.MonkeyPatch) -> None:
+    assert reserve_of(patch, lambda own: (own, "1 0")).sms(ALONE) == MANY
+
+
+def test_the_number_of_the_user_goes_before_ours(patch: pytest.MonkeyPatch) -> None:
+    given = reserve_of(patch, lambda own: (own, "0 1"))
+    assert [given.sms(plan_key) for plan_key in (ALONE, PROBLEM, "")] == [MANY] * 3, "16 is what the settings here say"
+
+
+def test_settings_know_whether_the_number_was_given() -> None:
+    assert not read_settings({}).is_sm_reserve_given
+    assert read_settings({"MKCOMPILE_SM_RESERVE": "16"}).is_sm_reserve_given
+    with pytest.raises(OptionError, match="unknown setting"):
+        read_settings({"MKCOMPILE_IS_SM_RESERVE_GIVEN": "1"})
+
+
+def test_launches_shrink_when_a_group_of_other_ranks_is_made(platform: FakePlatform, fake_driver: FakeDriver) -> None:
+    x, w = torch.ones(8192, 64, dtype=torch.bfloat16), torch.ones(8192, 64, dtype=torch.bfloat16).t()
+    call = GemmAllReduce([x], [w], None, "sum", 2, "", ALONE)
+    with lone_group(4):
+        call = replace(call, group=dist.new_group([0, 1]).group_name)
+        platform._num_sms = 132
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reserve, "has_traffic_beside", lambda group: False)
+            launcher = Launcher(platform)
+            launcher(call)
+            launcher(replace(call, plan_key=PROBLEM))
+        alone, beside = fake_driver.grids
+        assert beside <= 132 - MANY < alone <= 132 - FEW
+        dist.new_group([0, 2])
+        launcher(call)
+    assert fake_driver.grids[-1] == 132 - MANY
+    first, _, last = fake_driver.launches
+    assert (first.identity, first.lag) == (last.identity, last.lag), "grids may differ by rank, nothing else"
