@@ -83,8 +83,8 @@ MK_DEVICE u32 wait_count(const LaunchArguments& args, Count&& read, u32 expected
   return seen;
 }
 
-/// What one thread knows of the shards of the others.
-template <class Op>
+/// What one thread, or the `kLanes` lanes of one warp together, know of the shards of the others.
+template <class Op, u32 kLanes>
 struct Arrivals {
   using Tile = typename Op::Tile;
   const Gathering<Tile>& launch;
@@ -97,13 +97,17 @@ struct Arrivals {
   MK_DEVICE Arrivals(const Gathering<Tile>& launch, Role role)
       : launch(launch), role(role), given_up(launch.epoch == 0) {}
 
+  static MK_DEVICE bool all(bool mine) { return kLanes == 1 ? mine : __all_sync(~0u, mine); }
+  static MK_DEVICE u32 lane() { return kLanes == 1 ? 0 : threadIdx.x % 32; }
+
   /// Everything of the source at once: what most tiles find.
   MK_DEVICE bool all_here(u32 source, u32 group) const {
-    for (u32 part = 0; part < launch.gather.parts; ++part) {
+    bool here = true;
+    for (u32 part = lane(); part < launch.gather.parts && here; part += kLanes) {
       // pairs-with: shard_ready acquire (push_signal_role -> arrival_role), scope sys
-      if (!reached(load_acquire_sys(launch.flag(launch.args.rank, source, group, part)), launch.epoch)) return false;
+      here = reached(load_acquire_sys(launch.flag(launch.args.rank, source, group, part)), launch.epoch);
     }
-    return true;
+    return all(here);
   }
 
   /// Groups up to `group` of the source are here, or the launch has been given up. May be read by bulk copies.
@@ -111,18 +115,20 @@ struct Arrivals {
     if (given_up || (source == known && group < ready)) return;
     const LaunchArguments& args = launch.args;
     if (source != args.rank && !(met >> source & 1)) {
-      given_up = !meet_peer<Op::kOperator>(args, launch.epoch, WaitSite{role, source, group});
+      given_up = !all(meet_peer<Op::kOperator>(args, launch.epoch, WaitSite{role, source, group}));
       met |= 1u << source;
     }
     const u32 last = launch.last_group();
     if (!given_up && all_here(source, last)) {
       group = last;
-    } else {
-      for (u32 part = 0; part < launch.gather.parts && !given_up; ++part) {
+    } else if (!given_up) {
+      bool came = true;
+      for (u32 part = lane(); part < launch.gather.parts && came; part += kLanes) {
         const u32* flag = launch.flag(args.rank, source, group, part);
         // pairs-with: shard_ready acquire (push_signal_role -> arrival_role), scope sys
-        given_up = !wait_until<Op::kOperator>(args, flag, launch.epoch, WaitSite{role, source, group});
+        came = wait_until<Op::kOperator>(args, flag, launch.epoch, WaitSite{role, source, group});
       }
+      given_up = !all(came);
     }
     known = source;
     ready = group + 1;
@@ -139,18 +145,22 @@ MK_DEVICE void wait_for_gate(const Gathering<typename Op::Tile>& launch) {
   wait_until<Op::kOperator>(args, launch.sending(), launch.epoch, WaitSite{kSignalRole, args.rank, 0});
 }
 
-/// Arrival role: what the load role will read next is here. It looks ahead, so that flags cost the mainloop nothing.
+/// Arrival role, one warp: what the load role will read next is here. It looks ahead, so that flags cost the mainloop
+/// nothing, and asks for all flags of a group at once.
 template <class Op>
 MK_DEVICE void arrival_role(const Gathering<typename Op::Tile>& launch, const SharedMemory<typename Op::Tile>& memory,
                             const GatherSchedule& schedule) {
   const LaunchArguments& args = launch.args;
-  Arrivals<Op> arrivals(launch, kLoadRole);
-  Trace trace(args, kSignalLane);
+  Arrivals<Op, 32> arrivals(launch, kLoadRole);
+  const bool leads = threadIdx.x % 32 == 0;
+  Trace trace(args, kSignalLane, leads);
   u32 told = 0;
   const auto tell = [&](u32 source, u32 tile) {
     trace.end_wait(kTraceReceive, source, tile);
+    ++told;
+    __syncwarp();  // the lanes' acquired flags come before the leader's release
     // pairs-with: arrived release (arrival_role -> load_role), scope cta
-    store_release_shared(memory.sent_count(0), ++told);
+    if (leads) store_release_shared(memory.sent_count(0), told);
   };
   for (u32 position = schedule.first(); position < schedule.positions(); position = schedule.next(position)) {
     const GatherPlace place = schedule.template place<typename Op::Tile>(launch.gather, position);

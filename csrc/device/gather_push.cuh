@@ -119,7 +119,7 @@ MK_DEVICE void gather_copy_role(const Gathering<typename Op::Tile>& launch,
   const LaunchArguments& args = launch.args;
   const GatherArguments& gather = launch.gather;
   ChunkRing<Tile, Tile::kCopySlots, Tile::kPushSlots> ring{args, memory};
-  Arrivals<Op> arrivals(launch, kCopyRole);
+  Arrivals<Op, 1> arrivals(launch, kCopyRole);
   Trace trace(args, kCopyLane);
   u8* result = reinterpret_cast<u8*>(gather.result);
   const u8* arena = launch.arena(args.rank);

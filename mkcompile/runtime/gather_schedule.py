@@ -13,7 +13,7 @@ from mkcompile.runtime.kernel_config import GATHER_TILES, KernelConfig
 from mkcompile.runtime.tile_schedule import SM_FLOP_PER_US, TILE_START_US, LaunchSize
 
 Variant = Literal["push", "copy_engine", "library"]
-#: What one block moves to a peer, and all of them, bytes a microsecond. Source: docs/decisions/401-all-gather.md.
+#: What one block moves to a peer, and all of them, bytes a microsecond. Source: docs/decisions/307-all-gather.md.
 PUSH_BLOCK_BYTES_PER_US, PUSH_BYTES_PER_US = 42e3, 330e3
 #: Copy engine: rate, start, and what each chunk and its flag cost.
 _ENGINE_BYTES_PER_US, _ENGINE_START_US, _ENGINE_CHUNK_US = 366e3, 10.0, 5.4

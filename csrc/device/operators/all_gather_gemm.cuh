@@ -59,6 +59,8 @@ MK_DEVICE void run_gather_block(const LaunchArguments& args, const GatherArgumen
   using Tile = typename Op::Tile;
   extern __shared__ __align__(1024) u8 dynamic_shared[];
   const SharedMemory<Tile> memory{(shared_address(dynamic_shared) + 1023) & ~1023u};
+  Trace trace(args, kComputeLane, threadIdx.x == 0);
+  trace.begin();
   if (threadIdx.x == 0) {
     for (u32 slot = 0; slot < Tile::kRingSlots; ++slot) {
       mbarrier_init(memory.base + Tile::kRingBarrierOffset + slot * 8, 1);
@@ -73,16 +75,21 @@ MK_DEVICE void run_gather_block(const LaunchArguments& args, const GatherArgumen
   const bool first_lane = threadIdx.x % 32 == 0;
   if (group == kMathGroups) {
     decrease_registers<kHelperRegisters>();
-    if (first_lane && warp == 3) {
-      const Gathering<Tile> launch{args, gather, enter_gather<Op>(args, memory)};
-      RollCall<Op> roll(args, launch.epoch);
-      if (blockIdx.x < gather.blocks) {
-        if (gather.pushes && launch.epoch != 0) push_signal_role<Op>(launch, memory);
+    if (warp == 3) {
+      u32 epoch = first_lane ? enter_gather<Op>(args, memory) : 0;
+      epoch = __shfl_sync(~0u, epoch, 0);
+      const Gathering<Tile> launch{args, gather, epoch};
+      RollCall<Op> roll(args, first_lane ? epoch : 0);
+      if (first_lane && blockIdx.x < gather.blocks) {
+        if (gather.pushes && epoch != 0) push_signal_role<Op>(launch, memory);
         end_moving<Op>(args, memory);
       }
+      __syncwarp();
       arrival_role<Op>(launch, memory, schedule);
-      finish_roll_call<Op>(args, roll);
-      if (!gather.pushes && blockIdx.x == 0) wait_for_gate<Op>(launch);
+      if (first_lane) {
+        finish_roll_call<Op>(args, roll);
+        if (!gather.pushes && blockIdx.x == 0) wait_for_gate<Op>(launch);
+      }
     } else if (first_lane) {
       if (blockIdx.x < gather.blocks) {
         wait_phase(args, memory.entered(), 0, kCopyRole);
@@ -107,6 +114,7 @@ MK_DEVICE void run_gather_block(const LaunchArguments& args, const GatherArgumen
   }
   __syncthreads();
   if (threadIdx.x == 0) leave_launch(args, load_shared(memory.epoch()));
+  if constexpr (kTrace) trace.end(kTraceBlock, args.rank, load_shared(memory.epoch()));
 }
 
 }  // namespace mk
