@@ -17,7 +17,8 @@ class Constants:
     """Everything that the cost model does not compute.
 
     Units: `_us` microseconds; `_gbps` GB/s; a `_fraction` is of the data sheet's value (peak FLOP/s, memory or NVLink
-    bandwidth), so that it carries over to another GPU; `own_tiles` rates of our tiles relative to 128x256.
+    bandwidth), so that it carries over to another GPU; `own_tiles` and
+    `stream_tiles` rates of our tiles relative to the tensor cores' rate in cuBLAS.
     Source: `constants.json`, entry of the same name.
     """
 
@@ -66,9 +67,15 @@ class Constants:
     cluster_us: float
     mailbox_us: float
     sm_load_gbps: float
+    stream_start_us: float
+    stream_hbm_fraction: float
+    stream_link_fraction: float
+    stream_overlap: float
+    stream_exponent: float
     gather_arrival_us: float
     gather_gate_us: float
     own_tiles: Mapping[str, float] = field(hash=False)
+    stream_tiles: Mapping[str, float] = field(hash=False)
 
     def with_values(self, values: Mapping[str, float]) -> Constants:
         """A copy with some values replaced."""

@@ -10,7 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,8 @@ import numpy as np
 
 from mkcompile.plan.collective_cost import nccl_us
 from mkcompile.plan.constants import DATA, Constants, constants
+from mkcompile.plan.fit_stream import BOUNDS as STREAM_BOUNDS
+from mkcompile.plan.fit_stream import TILE_BOUNDS, predict_stream, stream_rows
 from mkcompile.plan.fused_cost import Case, Machine, reduce_us
 from mkcompile.plan.gemm_cost import Gemm, cublas_us
 from mkcompile.plan.plan import Roles, Tile
@@ -151,24 +153,41 @@ def error(pairs: Iterable[tuple[float, float]]) -> float:
     return float(np.mean(logs**8) ** 0.125)
 
 
+def spread(pairs: Iterable[tuple[float, float]]) -> float:
+    """The 2-norm of the same."""
+    logs = np.array([math.log(predicted / measured) for predicted, measured in pairs])
+    return float(np.mean(logs**2) ** 0.5)
+
+
 Bounds = Mapping[str, tuple[float, float]]
 
 
 def search(start: Constants, bounds: Bounds, objective: Callable[[Constants], float], steps: int) -> Constants:
-    """Random steps from the best point so far, wider after a gain and narrower after none."""
+    """Random steps from the best point so far, wider after a gain and narrower after none.
+
+    Names with a dot are those of one tile: `stream_tiles.64x32`.
+    """
     random = np.random.default_rng(0)
     names = list(bounds)
     low, high = np.array([bounds[name] for name in names]).T
     point = (low + high) / 2  # not the values of the last fit: the outcome must not depend on them
-    best, width = objective(start.with_values(dict(zip(names, point, strict=True)))), 0.1
+    best, width = objective(_placed(start, names, point)), 0.1
     for _ in range(steps):
         mask = random.random(len(names)) < 0.5
         tried = np.clip(point + width * (high - low) * random.normal(size=len(names)) * mask, low, high)
-        value = objective(start.with_values(dict(zip(names, tried, strict=True))))
+        value = objective(_placed(start, names, tried))
         better = value < best
         point, best = (tried, value) if better else (point, best)
         width = min(width * 1.5, 0.3) if better else max(width * 0.97, 0.003)
-    return start.with_values({name: float(v) for name, v in zip(names, point, strict=True)})
+    return _placed(start, names, point)
+
+
+def _placed(start: Constants, names: Sequence[str], point: Iterable[float]) -> Constants:
+    values = {name: float(v) for name, v in zip(names, point, strict=True)}
+    plain = {name: v for name, v in values.items() if "." not in name}
+    tiles = {name.partition(".")[2]: v for name, v in values.items() if "." in name}
+    changed = start.with_values(plain)
+    return replace(changed, stream_tiles={**start.stream_tiles, **tiles}) if tiles else changed
 
 
 GEMM_BOUNDS: Bounds = {
@@ -207,14 +226,19 @@ def fit(folder: Path, steps: int = 6000) -> Constants:
     using = search(using, GEMM_BOUNDS, lambda c: error((predict(row, c), row.us) for row in alone), steps)
     using = search(using, NCCL_BOUNDS, lambda c: error((predict(row, c), row.us) for row in unfused), steps)
     own = fitted_half(fused_rows(folder))
-    return search(using, FUSED_BOUNDS, lambda c: error((predict_fused(row, c), row.us) for row in own), steps)
+    using = search(using, FUSED_BOUNDS, lambda c: error((predict_fused(row, c), row.us) for row in own), steps)
+    streams = fitted_half(stream_rows(folder))
+    bounds = {**STREAM_BOUNDS, **{f"stream_tiles.{name}": one for name, one in TILE_BOUNDS.items()}}
+    # the mean square and not the worst: with so many variants it is the choice among the good ones that counts
+    return search(using, bounds, lambda c: spread((predict_stream(row, c), row.us) for row in streams), steps // 2)
 
 
 def write(fitted: Constants, path: Path = DATA) -> None:
     """Put fitted values into the data file, four digits each; everything else in it stays."""
     entries = json.loads(path.read_text())
-    for name in (*GEMM_BOUNDS, *NCCL_BOUNDS, *FUSED_BOUNDS):
+    for name in (*GEMM_BOUNDS, *NCCL_BOUNDS, *FUSED_BOUNDS, *STREAM_BOUNDS):
         entries[name]["value"] = float(f"{getattr(fitted, name):.4g}")
+    entries["stream_tiles"]["value"] = {name: float(f"{v:.4g}") for name, v in fitted.stream_tiles.items()}
     path.write_text(json.dumps(entries, indent=1) + "\n")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from mkcompile.ops.problem import Problem
-from mkcompile.plan.constants import constants
+from mkcompile.plan.constants import Constants, constants
 from mkcompile.plan.fused_cost import Case, Machine
 from mkcompile.plan.gemm_cost import Gemm
 from mkcompile.plan.plan import Plan, Roles, Tile
@@ -27,11 +27,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A problem on a machine, with the SMs that a launch has to leave alone."""
+    """A problem on a machine, with the SMs that a launch has to leave alone. `known`: other constants than ours."""
 
     problem: Problem
     topology: Topology
     reserve_sms: int
+    known: Constants | None = None
 
     @property
     def span(self) -> Span:
@@ -41,7 +42,7 @@ class Site:
     @property
     def machine(self) -> Machine:
         """Topology and constants."""
-        return Machine(topology=self.topology, constants=constants())
+        return Machine(topology=self.topology, constants=self.known or constants())
 
     def gemm(self) -> Gemm:
         """The product; of an FFN the down projection."""

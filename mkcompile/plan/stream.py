@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-from mkcompile.plan.gemm_cost import stream_us, throttled, tile_us
+from mkcompile.plan.gemm_cost import tile_us
 from mkcompile.plan.plan import Roles, Tile
 from mkcompile.plan.site import Candidate, Site, plan_of
 
@@ -20,6 +20,8 @@ _MATH_GROUP_ROWS, _UNIT_COLUMNS = 64, 8
 _MAILBOX_BYTES = 16 << 20
 # Clusters do not reach over the edge of the smallest corner of the chip; the few SMs beyond are of no use.
 _CORNER_SMS = 16
+# Elements of the tile that `cluster_us` is stated for.
+_EXCHANGED = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,24 +63,33 @@ class Stream:
     def us(self) -> float:
         """Predicted time. Units: microseconds."""
         gemm, machine = self.site.gemm(), self.site.machine
-        constants, gpu = machine.constants, machine.topology.gpu
-        efficiency = constants.own_tiles[f"{self.tile.rows}x{self.tile.columns}"]
-        one = tile_us(self.tile.rows, self.tile.columns, gemm, gpu, constants) / efficiency / self.split
-        exchanges = constants.cluster_us if self.split > 1 else 0.0
-        product = max(throttled(self.waves * (one + constants.tile_start_us), constants), self._stream_us())
+        constants = machine.constants
         world = self.site.problem.world_size
         share = (world - 1) / world if self.site.problem.operator == "gemm_reduce_scatter" else world - 1
         sent_bytes = gemm.m * gemm.n * gemm.dtype_bytes * share
-        link = machine.link_us(sent_bytes, constants.push_fraction)
-        # one wave's tiles leave when the product is done; of more waves only the last
-        return constants.gemm_launch_us + product + exchanges + link / self.waves + constants.mailbox_us
+        # what one wave sends moves beside the product of the next
+        hidden = float(self.waves**constants.stream_overlap)
+        link = machine.link_us(sent_bytes, constants.stream_link_fraction) / hidden
+        return self.product_us() + link + constants.mailbox_us
 
-    def _stream_us(self) -> float:
-        """Operands from memory: at its rate, or at what so many SMs can take in."""
+    def product_us(self) -> float:
+        """The product alone, its launch included."""
         gemm, machine = self.site.gemm(), self.site.machine
         constants, gpu = machine.constants, machine.topology.gpu
+        efficiency = constants.stream_tiles[str(self.tile).rpartition("x")[0]]
+        one = tile_us(self.tile.rows, self.tile.columns, gemm, gpu, constants) / efficiency / self.split
         own_bytes = (self.tile.rows + self.tile.columns) * gemm.k / self.split * gemm.dtype_bytes
-        return max(stream_us(gemm, gpu, constants), self.waves * own_bytes / constants.sm_load_gbps * 1e-3)
+        busy = self.waves * max(one + constants.stream_start_us, own_bytes / constants.sm_load_gbps * 1e-3)
+        memory = gemm.bytes / (gpu.hbm_gbps * constants.stream_hbm_fraction) * 1e-3
+        exchanged = (self.split - 1) * self.tile.rows * self.tile.columns
+        cluster = constants.cluster_us * exchanged / _EXCHANGED
+        return constants.gemm_launch_us + p_norm(busy, memory, constants.stream_exponent) + cluster
+
+
+def p_norm(first: float, second: float, exponent: float) -> float:
+    """A smooth maximum."""
+    longer = max(first, second)
+    return longer * float(((first / longer) ** exponent + (second / longer) ** exponent) ** (1 / exponent))
 
 
 def stream_candidates(site: Site) -> Iterator[Candidate]:

@@ -1,0 +1,54 @@
+"""The planner's kernels against those that the kernels' own model would take, which was tuned on the GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.shapes import REDUCED, Shape
+from mkcompile.plan import PRESETS, Policy
+from mkcompile.plan.candidates import Site, candidates
+from mkcompile.plan.decide import best_candidate
+from mkcompile.plan.plan import Plan
+from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.tile_schedule import LaunchSize, choose_schedule, choose_tile
+from tests.plan.problems import problem
+
+PAIR = PRESETS["2xh200"]
+RESERVE = 4
+KERNELS = {"gemm_reduce_scatter": "push", "gemm_all_reduce": "staged"}
+
+
+def by_the_kernels_model(operator: str, shape: Shape) -> tuple[KernelConfig, int, int, int]:
+    """Tile, lag, pace and grid."""
+    size = LaunchSize(m=shape.m, n=shape.n, k=shape.k, world=2)
+    base = KernelConfig(operator=operator, broadcast="staged" if operator == "gemm_all_reduce" else "none")  # type: ignore[arg-type]
+    config = choose_tile(base, size, PAIR.gpu.num_sms - RESERVE)
+    schedule = choose_schedule(config, size, PAIR.gpu.num_sms - RESERVE)
+    return config, schedule.lag, schedule.pace_ns, schedule.grid
+
+
+@pytest.mark.parametrize("operator", KERNELS)
+@pytest.mark.parametrize("shape", REDUCED, ids=lambda shape: f"{shape.m}x{shape.n}x{shape.k}")
+def test_the_planners_choice_is_the_same_or_predicted_to_be_faster(operator: str, shape: Shape) -> None:
+    one = problem(operator, shape.m, shape.n, shape.k)
+    policy = Policy(fuse="always", reserve_sms=RESERVE, available=frozenset({f"{operator}/{KERNELS[operator]}"}))
+    chosen = best_candidate(one, PAIR, policy)
+    assert chosen is not None
+    config, lag, pace_ns, grid = by_the_kernels_model(operator, shape)
+    tile = f"{config.block_m}x{config.block_n}x64"
+    site = Site(problem=one, topology=PAIR, reserve_sms=RESERVE)
+    offered = [c for c in candidates(site) if policy.allows(c.plan)]
+    theirs = next(c for c in offered if str(c.plan.tile) == tile)
+    assert chosen.seconds <= theirs.seconds
+    if str(chosen.plan.tile) == tile:
+        assert (chosen.plan.grid, chosen.plan.lag) == (grid, lag)
+        assert chosen.plan.pace_ns == pytest.approx(pace_ns, rel=0.05) or one.k <= 2048
+
+
+def test_equal_plans_have_equal_names_and_digests_and_a_split_is_part_of_both() -> None:
+    one = problem("gemm_all_reduce", 16, 4096, 7168)
+    plan = next(c.plan for c in candidates(Site(problem=one, topology=PAIR, reserve_sms=4)) if c.plan.split == 2)
+    assert plan.name.endswith("/2") and Plan.from_json(plan.to_json()).digest() == plan.digest()
+    assert replace(plan, split=1).digest() != plan.digest()
