@@ -26,6 +26,7 @@ from .workspaces import Arena, symmetric_matrix
 _HOPS = {"gemm": 0, "gemm_reduce_scatter": 1, "gemm_all_reduce": 2, "all_gather_gemm": 1}
 _ROUNDS = {"burst": 9, "sustained": 15}
 _LINK_BYTES = 256 << 20
+_OUT = Path("benchmarks/results/2xh200/ops.jsonl")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -37,7 +38,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--arena-mb", type=int, default=1024)
     parser.add_argument("--commit", default="unknown", help="written into every line")
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended")
+    parser.add_argument("--out", type=Path, default=_OUT, help="JSON lines are appended")
     return parser.parse_args(arguments)
 
 
