@@ -5,6 +5,8 @@ Shapes: M gathered rows, N columns, K summed.
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from torch import Tensor
 from mkcompile.errors import WorkspaceError
 from mkcompile.ops.registry import Call
 from mkcompile.runtime.gather_form import GatherForm
+from mkcompile.runtime.gather_operation import GatherOperation
 from mkcompile.runtime.gather_schedule import GatherChoice, Variant, choose_gather
 from mkcompile.runtime.tactics import Tactics
 from tests.gpu.compiled_cases import Problem, compare
@@ -25,6 +28,7 @@ from tests.gpu.truth import assert_close
 ROWS = (1, 2, 16, 17, 63, 64, 65, 127, 128, 129, 255, 1000, 2048, 4097)
 VARIANTS: tuple[Variant, ...] = ("push", "copy_engine", "library")
 REPLAYS = 50
+LAUNCHES = 3000
 
 
 @dataclass(slots=True)
@@ -270,10 +274,43 @@ def sequence_parallel(pair: Pair) -> dict[str, Any]:
     return {"ratios": ratios, "launched": dict(pair.launcher.launched)}
 
 
+def back_to_back(pair: Pair) -> dict[str, Any]:
+    """Thousands of launches with no host sync, each rank held up at random; every bit of every result is compared on
+    the device. For the copy engine it is the litmus: a flag that overtook its rows would show.
+    """
+    ready: list[tuple[GatherOperation, tuple[Any, ...], Tensor]] = []
+    for variant in VARIANTS:
+        for seed, rows in enumerate((96, 700)):
+            with only(pair, variant):
+                one = Gather(shape=(rows, 264), integers=True, seed=seed)
+                operands = (one.shard(pair, pair.rank), *one.operands(pair))
+                (out,) = one.call(pair, *operands)
+                one.check(pair, [out], *operands[1:], variant)
+                (operation,) = pair.launcher._operations.values()
+            assert isinstance(operation, GatherOperation)
+            ready.append((operation, operands, out.clone()))
+    pair.meet()
+    wrong = torch.zeros((), dtype=torch.int64, device=pair.device)
+    skew = random.Random(pair.rank + 1)
+    started = time.monotonic()
+    for i in range(LAUNCHES):
+        operation, operands, expected = ready[i * 7 % len(ready)]
+        if skew.random() < 0.02:
+            torch.cuda._sleep(int(skew.random() * 500_000))
+        (out,) = operation.run(*operands)
+        wrong += (out != expected).sum()
+    torch.cuda.synchronize()
+    seconds = time.monotonic() - started
+    pair.meet()
+    assert int(wrong) == 0, f"{int(wrong)} elements differ"
+    return {"launches": LAUNCHES, "seconds": round(seconds, 2)}
+
+
 CASES = {
     "rows": any_number_of_rows,
     "forms": forms_of_calls,
     "beside": beside_reductions,
+    "back_to_back": back_to_back,
     "replayed": replayed,
     "capture_without_warm_up": capture_without_warm_up,
     "sequence_parallel": sequence_parallel,

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import sys
 
+from mkcompile.runtime.gather_launch import GatherSize
+from mkcompile.runtime.gather_schedule import push_choice
+from mkcompile.runtime.kernel_config import KernelConfig
+from tests.gpu.gather_calls import Call
 from tests.gpu.ranks import RankGroup
 from tests.gpu.test_reductions import OPERATORS, check, config_of
 
@@ -20,6 +24,16 @@ def main() -> None:
                 config = config_of(operator, broadcast, (64, 64), trace=trace)
                 check(group, config, m, n, k, epochs=1, integers=False)
                 launches += 1
+    for rows, n, k in SIZES:
+        size = GatherSize(segment_rows=rows, k=k, n=(n, 2 * n), world=2)
+        config = KernelConfig(operator="all_gather_gemm", block_m=64, block_n=64, has_bias=True)
+        call = Call.make(group, push_choice(config, size, group.max_grid(), 4, returned=True), size, returned=True)
+        group.synchronize()
+        call.run(group)
+        group.synchronize()
+        group.check()
+        call.check(False, "all-gather")
+        launches += 1
     sys.stdout.write(f"{launches} launches checked\n")
 
 
