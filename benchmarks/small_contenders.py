@@ -57,7 +57,8 @@ class Variant:
     @property
     def text(self) -> str:
         """For the results' rows."""
-        lag = f" lag{self.schedule.lag} pace{self.schedule.pace_ns}" if self.schedule.lag else ""
+        one = self.schedule
+        lag = f" lag{one.lag} pace{one.pace_ns}" if one.lag or one.pace_ns else ""
         return f"{self.config.name} grid{self.schedule.grid}{lag}"
 
 

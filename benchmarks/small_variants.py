@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mkcompile.runtime.kernel_config import KernelConfig, OperatorName
 from mkcompile.runtime.stream_schedule import can_stream, stream_configs, stream_schedule
 from mkcompile.runtime.tile_schedule import LaunchSize
@@ -26,13 +28,19 @@ def swept_variants(op: OperatorName, shape: Shape, world: int) -> Named:
     for config in stream_configs(default_configs(op)[0][1]):
         if not _is_sensible(config, size):
             continue
-        variant = Variant(config=config, schedule=stream_schedule(config, size, num_sms()))
-        found.append((f"mkcompile {variant.text}", variant))
+        chosen = stream_schedule(config, size, num_sms())
+        schedules = {chosen, replace(chosen, pace_ns=0), replace(chosen, lag=0)}
+        for schedule in sorted(schedules, key=lambda one: (one.lag, one.pace_ns)):
+            variant = Variant(config=config, schedule=schedule)
+            found.append((f"mkcompile {variant.text}", variant))
     return found
 
 
 def _is_sensible(config: KernelConfig, size: LaunchSize) -> bool:
-    blocks = size.tiles(config) * config.split
-    waves = blocks / num_sms()
-    wastes = config.block_m == 128 and size.m <= 64
-    return can_stream(config, size) and 0.4 <= waves <= _MOST_WAVES * config.split and not wastes
+    """Not too few blocks, not too many waves, not mostly padding."""
+    waves = size.tiles(config) * config.split / num_sms()
+    wastes = (config.block_m == 128 and size.m <= 64) or (config.block_n == 32 and size.m > 64)
+    idles = config.ping_pong and waves <= 1
+    slow = size.m >= 256 and config.block_n == 64 and size.k > 2048
+    fits = can_stream(config, size) and 0.4 <= waves <= _MOST_WAVES * config.split
+    return fits and not (wastes or idles or slow)

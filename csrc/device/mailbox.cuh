@@ -14,11 +14,11 @@ using Unit = Vector2;
 
 MK_DEVICE u32 never_zero(u32 pair) { return pair == 0 ? 0x80000000u : pair; }
 
-/// Where units lie: [parity of the epoch][source][tile][math group][unit][thread of the group].
+/// Where units lie: [parity of the epoch][source][tile][slab][unit][thread of the math group].
 template <class Tile>
 struct Mailbox {
   static constexpr u32 kUnitBytes = 128 * sizeof(Unit);
-  static constexpr u32 kGroupBytes = Tile::kUnitsOfTile * kUnitBytes;
+  static constexpr u32 kSlabBytes = Tile::kUnitsOfSlab * kUnitBytes;
   const LaunchArguments& args;
   u32 epoch;
 
@@ -27,9 +27,9 @@ struct Mailbox {
     const u64 number = (u64)(epoch & 1) * (args.world - 1) + source_slot;
     return reinterpret_cast<u8*>(args.workspace[at] + args.mailbox_offset + number * args.mailbox_bytes);
   }
-  /// This thread's place in a slot for unit 0 of a tile; the next unit lies kUnitBytes on.
-  MK_DEVICE u64 offset(u32 tile, int group) const {
-    return (u64)(tile * kMathGroups + group) * kGroupBytes + threadIdx.x % 128 * sizeof(Unit);
+  /// This thread's place in a slot for unit 0 of a slab; the next unit lies kUnitBytes on.
+  MK_DEVICE u64 offset(u32 tile, u32 slab) const {
+    return (u64)(tile * Tile::kSlabs + slab) * kSlabBytes + threadIdx.x % 128 * sizeof(Unit);
   }
 };
 

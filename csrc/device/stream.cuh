@@ -12,50 +12,95 @@ namespace mk {
 inline constexpr int kStreamHelperRegisters = 40;
 inline constexpr int kStreamMathRegisters = 232;
 
-/// Compute role: a tile's partials are sent at once; its sum waits until the next tile's have been sent, too.
+/// Compute role: a tile's partials are sent at once. Its sum waits for the peers: while the other group multiplies, or
+/// until the next tile's partials have been sent, too.
 template <class Op>
-MK_DEVICE void stream_compute_role(const LaunchArguments& args, const SharedMemory<typename Op::Tile>& memory,
-                                   const StreamPlan<typename Op::Tile>& plan, int group) {
+struct StreamCompute {
   using Tile = typename Op::Tile;
-  Trace trace(args, kComputeLane + group, threadIdx.x % 128 == 0);
-  StreamEpilogue<Op> epilogue{args, memory, plan, group, {args, memory}, {args, 0}};
-  Ring<Tile> ring;
-  Unit kept[Tile::kUnits];
-  u32 kept_tile = plan.tiles;
-  for (u32 tile = plan.first_tile; tile < plan.tiles; tile += plan.tile_step) {
-    trace.begin();
-    float sum[Tile::kUnits * 4];
-    {
-      float acc[Tile::kGroupN / 2];
-      multiply_tile<typename Op::Element>(args, memory, ring, group, plan.last_k() - plan.first_k(), acc, trace);
-      epilogue.add_up(acc, tile, sum);
-    }
-    trace.end(kTraceMainloop, args.rank, tile);
-    trace.begin();
-    if constexpr (Op::kHasBias) epilogue.add_bias(tile, sum);
-    if constexpr (!Op::kReduces) {
-#pragma unroll
-      for (int i = 0; i < Tile::kUnits * 4; ++i) sum[i] = activate<Op::kActivation>(sum[i]);
-      epilogue.store(tile, 0, epilogue.rows(tile), sum);
+  const LaunchArguments& args;
+  const SharedMemory<Tile>& memory;
+  const StreamPlan<Tile>& plan;
+  const int group;
+  StreamEpilogue<Op> epilogue;
+  Trace trace;
+  Ring<Tile> ring{};
+  bool entered = false;
+
+  MK_DEVICE StreamCompute(const LaunchArguments& args, const SharedMemory<Tile>& memory, const StreamPlan<Tile>& plan,
+                          int group)
+      : args(args), memory(memory), plan(plan), group(group),
+        epilogue{args, memory, plan, group, {args, memory}, {args, 0}},
+        trace(args, kComputeLane + group, threadIdx.x % 128 == 0) {}
+
+  MK_DEVICE void product(u32 tile, typename StreamEpilogue<Op>::Sums& sum) {
+    const u32 k_blocks = plan.last_k() - plan.first_k();
+    float acc[Tile::kMine][Tile::kGroupN / 2];
+    if constexpr (Tile::kPingPong) {
+      multiply_slabs<typename Op::Element>(args, memory, ring, k_blocks, acc, trace);
     } else {
-      if (kept_tile == plan.tiles) {
-        wait_phase(args, memory.entered(), 0, kComputeRole, trace);
-        epilogue.mailbox.epoch = load_shared(memory.epoch());
-        epilogue.given_up = epilogue.mailbox.epoch == 0;  // the launch must not run: it drains
-      }
-      Unit own[Tile::kUnits];
-      epilogue.send(tile, sum, own);
-      if (kept_tile != plan.tiles) epilogue.finish(kept_tile, kept);
-#pragma unroll
-      for (int u = 0; u < Tile::kUnits; ++u) kept[u] = own[u];
-      kept_tile = tile;
+      multiply_tile<typename Op::Element>(args, memory, ring, group, k_blocks, acc[0], trace);
     }
-    trace.end(kTraceEpilogue, args.rank, tile);
+    epilogue.add_up(acc, tile, sum);
+    if constexpr (Op::kHasBias) {
+#pragma unroll
+      for (int m = 0; m < Tile::kMine; ++m) epilogue.add_bias(tile, epilogue.slab(m), sum[m]);
+    }
   }
-  if constexpr (Op::kReduces) {
-    if (kept_tile != plan.tiles) epilogue.finish(kept_tile, kept);
+
+  MK_DEVICE void keep(u32 tile, typename StreamEpilogue<Op>::Sums& sum) const {
+#pragma unroll
+    for (int m = 0; m < Tile::kMine; ++m) {
+#pragma unroll
+      for (int i = 0; i < Tile::kUnits * 4; ++i) sum[m][i] = activate<Op::kActivation>(sum[m][i]);
+      epilogue.store(tile, epilogue.slab(m), 0, epilogue.rows(tile, epilogue.slab(m)), sum[m]);
+    }
   }
-}
+
+  /// Before the first partial is sent.
+  MK_DEVICE void enter() {
+    if (entered) return;
+    wait_phase(args, memory.entered(), 0, kComputeRole, trace);
+    epilogue.mailbox.epoch = load_shared(memory.epoch());
+    epilogue.given_up = epilogue.mailbox.epoch == 0;  // the launch must not run: it drains
+    entered = true;
+  }
+
+  MK_DEVICE void run() {
+    typename StreamEpilogue<Op>::Partials kept;
+    u32 turn = 0, kept_tile = plan.tiles;
+    for (u32 tile = plan.first_tile; tile < plan.tiles; tile += plan.tile_step, ++turn) {
+      if (Tile::kPingPong && turn % 2 != group) {
+        ring.skip(plan.last_k() - plan.first_k());
+        continue;
+      }
+      trace.begin();
+      epilogue.exchange.turn = turn;
+      typename StreamEpilogue<Op>::Sums sum;
+      product(tile, sum);
+      trace.end(kTraceMainloop, args.rank, tile);
+      trace.begin();
+      if constexpr (!Op::kReduces) {
+        keep(tile, sum);
+      } else {
+        enter();
+        typename StreamEpilogue<Op>::Partials own;
+        epilogue.send(tile, sum, own, Tile::kPingPong && args.pace_ns != 0 && tile + plan.tile_step < plan.tiles);
+        if constexpr (Tile::kPingPong) {
+          epilogue.finish(tile, own);
+        } else {
+          if (kept_tile != plan.tiles) epilogue.finish(kept_tile, kept);
+#pragma unroll
+          for (int u = 0; u < Tile::kUnits; ++u) kept[0][u] = own[0][u];
+          kept_tile = tile;
+        }
+      }
+      trace.end(kTraceEpilogue, args.rank, tile);
+    }
+    if constexpr (Op::kReduces && !Tile::kPingPong) {
+      if (kept_tile != plan.tiles) epilogue.finish(kept_tile, kept);
+    }
+  }
+};
 
 /// Signal role: enters the launch, and meets the peers before it ends.
 template <class Op>
@@ -110,7 +155,7 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
     __syncwarp();
   } else {
     increase_registers<kStreamMathRegisters>();
-    stream_compute_role<Op>(args, memory, plan, group);
+    StreamCompute<Op>(args, memory, plan, group).run();
   }
   if constexpr (Op::kReduces) {
     __syncthreads();

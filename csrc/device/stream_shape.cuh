@@ -6,20 +6,28 @@
 
 namespace mk {
 
-/// As TileShape, with no panels: results are stored from registers.
-template <int kBlockM_, int kBlockN_, int kStages_, bool kWeightIsKn_, int kSplit_>
+/// As TileShape, with no panels: results are stored from registers. The math groups work on one tile together, or in
+/// turn (`kPingPong`), each on a tile of its own while the other one's goes to its place. A tile consists of slabs of 64
+/// rows: what one group multiplies at a time.
+template <int kBlockM_, int kBlockN_, int kStages_, bool kWeightIsKn_, int kSplit_, bool kPingPong_>
 struct StreamShape : OperandShape<kBlockM_, kBlockN_, kWeightIsKn_> {
   using Operands = OperandShape<kBlockM_, kBlockN_, kWeightIsKn_>;
-  using Operands::kGroupN, Operands::kStageBytes;
+  using Operands::kStageBytes, Operands::kBlockM, Operands::kBlockN;
   static constexpr int kStages = kStages_, kSplit = kSplit_;
-  static constexpr int kUnitsOfTile = kGroupN / 8;            ///< of one thread: two for each 16 columns
-  static constexpr int kUnits = kUnitsOfTile / kSplit;        ///< of those that this block finishes
-  static constexpr int kSliceBytes = kUnits * 256 * 16;       ///< fp32 partials of this block's part from one other block
-  static constexpr int kExchangeBytes = (kSplit - 1) * kSliceBytes;  ///< of one tile; there is room for two
+  static constexpr bool kPingPong = kPingPong_;
+  static constexpr int kGroupN = kPingPong ? kBlockN : Operands::kGroupN;
+  static constexpr bool kSlabsAreRows = kPingPong || Operands::kSplitsRows;  ///< else columns
+  static constexpr int kSlabs = kBlockM / 64 * (kBlockN / kGroupN);
+  static constexpr int kMine = kPingPong ? kSlabs : 1;             ///< slabs of one group
+  static constexpr int kStageReaders = kPingPong ? 1 : kMathGroups;
+  static constexpr int kUnitsOfSlab = kGroupN / 8;                 ///< of one thread: two for each 16 columns
+  static constexpr int kUnits = kUnitsOfSlab / kSplit;             ///< of those that this block finishes
+  static constexpr int kSliceBytes = kBlockM * kBlockN * 4 / kSplit;  ///< this block's part from one other block, fp32
+  static constexpr int kExchangeBytes = (kSplit - 1) * kSliceBytes;   ///< of one tile; there is room for two
   static constexpr int kPanels = 0, kCopyBarriers = 0;
-  static_assert(kUnits >= 1 && kUnitsOfTile % kSplit == 0, "every block of a cluster finishes as much as the others");
+  static_assert(kUnits >= 1 && kUnitsOfSlab % kSplit == 0, "every block of a cluster finishes as much as the others");
 
-  static constexpr int kPanelOffset = kStages * kStageBytes;  ///< of the exchange buffer
+  static constexpr int kPanelOffset = kStages * kStageBytes;  ///< of the exchange buffers
   static constexpr int kSpareOffset = kPanelOffset, kBarrierOffset = kPanelOffset + 2 * kExchangeBytes;
   static constexpr int kBarriers = 2 * kStages + 5;
   static constexpr int kWordOffset = kBarrierOffset + kBarriers * 8;
@@ -31,41 +39,40 @@ struct StreamShape : OperandShape<kBlockM_, kBlockN_, kWeightIsKn_> {
 /// threads t of the other blocks read.
 template <class Tile>
 struct Exchange {
-  static constexpr u32 kWarps = 4 * kMathGroups;
+  static constexpr u32 kThreads = Tile::kPingPong ? 128 : 256;  ///< that work on one tile
   const LaunchArguments& args;
   const SharedMemory<Tile>& memory;
-  u32 tiles = 0;  ///< exchanged so far
+  u32 turn = 0;  ///< tiles of this block before this one
 
-  MK_DEVICE u32 barrier(u32 kind) const { return memory.barrier(2 * Tile::kStages + kind * 2 + tiles % 2); }
+  MK_DEVICE u32 barrier(u32 kind) const { return memory.barrier(2 * Tile::kStages + kind * 2 + turn % 2); }
   /// All other blocks' partials of this block's part have arrived.
   MK_DEVICE u32 full() const { return barrier(0); }
   /// All other blocks have read what this one wrote there two tiles ago.
   MK_DEVICE u32 empty() const { return barrier(1); }
-  /// Unit `u` of this thread from the block that is number `slot` among the others.
-  MK_DEVICE u32 at(u32 slot, int u) const {
-    const u32 buffer = memory.base + Tile::kPanelOffset + tiles % 2 * Tile::kExchangeBytes;
-    return buffer + slot * Tile::kSliceBytes + (u * 256 + threadIdx.x) * 16;
+  /// Unit `u` of this thread in a slab, from the block that is number `slot` among the others.
+  MK_DEVICE u32 at(u32 slot, u32 slab, int u) const {
+    const u32 buffer = memory.base + Tile::kPanelOffset + turn % 2 * Tile::kExchangeBytes;
+    return buffer + slot * Tile::kSliceBytes + ((slab * Tile::kUnits + u) * 128 + threadIdx.x % 128) * 16;
   }
 
   MK_DEVICE void init() const {
-    for (u32 turn = 0; turn < 2; ++turn) {
-      mbarrier_init(memory.barrier(2 * Tile::kStages + turn), 1);
-      mbarrier_init(memory.barrier(2 * Tile::kStages + 2 + turn), Tile::kSplit == 1 ? 1 : kWarps * (Tile::kSplit - 1));
+    for (u32 at = 0; at < 2; ++at) {
+      mbarrier_init(memory.barrier(2 * Tile::kStages + at), 1);
+      mbarrier_init(memory.barrier(2 * Tile::kStages + 2 + at), Tile::kSplit == 1 ? 1 : kThreads / 32 * (Tile::kSplit - 1));
     }
   }
   /// Before the first partial of a tile is written.
   MK_DEVICE void begin() const {
-    if (tiles >= 2) wait(empty(), (tiles / 2 & 1) ^ 1);
-    if (threadIdx.x == 0) mbarrier_arrive_expect(full(), Tile::kExchangeBytes);
+    if (turn >= 2) wait(empty(), (turn / 2 & 1) ^ 1);
+    if (threadIdx.x % kThreads == 0) mbarrier_arrive_expect(full(), Tile::kExchangeBytes);
   }
-  MK_DEVICE void await_partials() const { wait(full(), tiles / 2 & 1); }
+  MK_DEVICE void await_partials() const { wait(full(), turn / 2 & 1); }
   /// All partials have been read. `reused`: a later tile will be written over them, by blocks that are still here then.
-  MK_DEVICE void end(u32 part, bool reused) {
+  MK_DEVICE void end(u32 part, bool reused) const {
     __syncwarp();
     if (reused && threadIdx.x % 32 < Tile::kSplit && threadIdx.x % 32 != part) {
       mbarrier_arrive_cluster(map_shared(empty(), threadIdx.x % 32));
     }
-    ++tiles;
   }
 
  private:
@@ -82,6 +89,7 @@ struct Exchange {
 template <class Tile>
 struct StreamPlan {
   u32 tiles_m, tiles, k_blocks, part, first_tile, tile_step;
+  u32 bytes_a;  ///< that a k-block of `a` takes: rows beyond the last are not loaded, and nobody looks at their sums
 
   MK_DEVICE explicit StreamPlan(const LaunchArguments& args) {
     tiles_m = (args.m + Tile::kBlockM - 1) / Tile::kBlockM;
@@ -90,9 +98,15 @@ struct StreamPlan {
     part = Tile::kSplit == 1 ? 0 : cluster_rank();
     first_tile = blockIdx.x / Tile::kSplit;
     tile_step = gridDim.x / Tile::kSplit;
+    bytes_a = (args.m < Tile::kBlockM ? (args.m + 7) / 8 * 8 : Tile::kBlockM) * kBlockK * 2;
   }
   MK_DEVICE u32 first_k() const { return k_blocks * part / Tile::kSplit; }
   MK_DEVICE u32 last_k() const { return k_blocks * (part + 1) / Tile::kSplit; }
+  /// Where in its k range a tile begins: not all blocks at the same rows of `a`, of which few lie in one slice of L2.
+  MK_DEVICE u32 start_k(const LaunchArguments& args, u32 tile) const {
+    const u32 count = last_k() - first_k();
+    return args.lag == 0 ? 0 : tile / tiles_m * args.lag % count;
+  }
   /// Row tiles of the same columns lie side by side, so that blocks of one wave share weights.
   MK_DEVICE i32 row(u32 tile) const { return tile % tiles_m * Tile::kBlockM; }
   MK_DEVICE i32 column(u32 tile) const { return tile / tiles_m * Tile::kBlockN; }
@@ -103,21 +117,56 @@ template <class Tile>
 MK_DEVICE void stream_load_role(const LaunchArguments& args, const SharedMemory<Tile>& memory,
                                 const StreamPlan<Tile>& plan) {
   Ring<Tile> ring;
+  const u32 count = plan.last_k() - plan.first_k();
   for (u32 tile = plan.first_tile; tile < plan.tiles; tile += plan.tile_step) {
     const i32 row = plan.row(tile), column = plan.column(tile);
-    u32 base = 0;
-    for (u32 term = 0; term < args.terms; ++term) {
-      const u32 end = base + (args.k[term] + kBlockK - 1) / kBlockK;
-      const u32 from = plan.first_k() > base ? plan.first_k() : base, to = plan.last_k() < end ? plan.last_k() : end;
-      for (u32 block = from; block < to; ++block) {
-        wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole);
-        mbarrier_arrive_expect(memory.stage_full(ring.stage), Tile::kStageBytes);
-        load_stage(args, memory, ring.stage, term, (block - base) * kBlockK, row, column);
-        ring.advance();
-      }
-      base = end;
+    u32 at = plan.start_k(args, tile);
+    for (u32 i = 0; i < count; ++i) {
+      u32 block = plan.first_k() + at, term = 0;
+      for (u32 blocks = k_blocks_of(args, 0); block >= blocks; blocks = k_blocks_of(args, term)) block -= blocks, ++term;
+      wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole);
+      mbarrier_arrive_expect(memory.stage_full(ring.stage), plan.bytes_a + Tile::kBytesB);
+      load_stage(args, memory, ring.stage, term, block * kBlockK, row, column);
+      ring.advance();
+      at = at + 1 == count ? 0 : at + 1;
     }
   }
+}
+
+/// Compute role: all slabs of a tile by one group. As multiply_tile, of which every slab shares the weight.
+template <class Element, class Tile, int kAccumulators>
+MK_DEVICE void multiply_slabs(const LaunchArguments& args, const SharedMemory<Tile>& memory, Ring<Tile>& ring,
+                              u32 k_blocks, float (&acc)[Tile::kMine][kAccumulators], Trace& trace) {
+  using Mma = Wgmma<Tile::kGroupN, Element, Tile::kWeightIsKn>;
+  constexpr u32 kStepB = Tile::kWeightIsKn ? 16 * Tile::kRowBytes : 32;
+  const bool leader = threadIdx.x % 128 == 0;
+#pragma unroll
+  for (int slab = 0; slab < Tile::kMine; ++slab) {
+#pragma unroll
+    for (int i = 0; i < kAccumulators; ++i) acc[slab][i] = 0.f;
+  }
+  int previous = -1;
+  for (u32 block = 0; block < k_blocks; ++block) {
+    wait_phase(args, memory.stage_full(ring.stage), ring.parity, kComputeRole, trace);
+    const u32 b_address = memory.b(ring.stage);
+    const u64 b = Tile::kWeightIsKn ? n_major_descriptor<Tile>(b_address) : k_major_descriptor(b_address);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kBlockK / 16; ++step) {
+#pragma unroll
+      for (int slab = 0; slab < Tile::kMine; ++slab) {
+        const u64 a = k_major_descriptor(memory.a(ring.stage) + slab * 64 * kBlockK * 2);
+        Mma::multiply(acc[slab], a + step * 2, b + step * (kStepB >> 4));
+      }
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (previous >= 0 && leader) mbarrier_arrive(memory.stage_empty(previous));
+    previous = ring.stage;
+    ring.advance();
+  }
+  wgmma_wait<0>();
+  if (leader) mbarrier_arrive(memory.stage_empty(previous));
 }
 
 }  // namespace mk

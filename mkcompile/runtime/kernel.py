@@ -175,12 +175,18 @@ def _check_split(config: KernelConfig, arguments: LaunchArguments) -> None:
         raise OperatorInputError(f"{k_blocks} blocks of k for clusters of {split} in a grid of {grid}")
 
 
+def _box_rows(config: KernelConfig, a: Matrix) -> int:
+    """Rows of `a` that are loaded at once; a streaming kernel loads none that are not there."""
+    return min(config.block_m, -(-a.rows // 8) * 8) if config.streams else config.block_m
+
+
 def _fill_maps(packed: abi.KernelArguments, config: KernelConfig, arguments: LaunchArguments) -> None:
     n = arguments.out.columns
     for i, (a, weight) in enumerate(arguments.terms):
         k = a.columns
         packed.k[i] = k
-        a_map = tensor_map.encode(a.pointer, config.dtype, (k, a.rows), (a.stride,), (BLOCK_K, config.block_m), 128)
+        box = (BLOCK_K, _box_rows(config, a))
+        a_map = tensor_map.encode(a.pointer, config.dtype, (k, a.rows), (a.stride,), box, 128)
         sizes, box = ((k, n), (BLOCK_K, config.block_n)) if config.weight_layout == "nk" else (
             (n, k), (config.panel_n, BLOCK_K)
         )  # fmt: skip

@@ -40,6 +40,8 @@ GATHER_TILES = tuple(tile for tile in TILES if tile not in ((64, 32), (128, 64))
 #: Tiles of the kernels for few rows, and among how many blocks of a cluster each may be shared.
 STREAM_TILES = ((64, 32), (64, 64), (64, 128), (128, 32), (128, 64), (128, 128))
 SPLITS = (1, 2, 4)
+#: Tiles and splits of those whose math groups take turns.
+PING_PONG = (((128, 128), 1), ((128, 128), 2), ((128, 128), 4), ((128, 64), 1), ((128, 64), 2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ class KernelConfig:
     rank's result, which then lies in memory that peers can write; `staged` through the workspace into any memory; or by
     `multicast` to one address behind which all results lie (compiled and inspected only: it has never run). With
     `trace` the kernel writes its timeline (`csrc/abi/trace.h`). `streams` is the form for few rows: one-shot, and each
-    tile shared by the `split` blocks of a cluster.
+    tile shared by the `split` blocks of a cluster; its math groups work on a tile together, or in turn (`ping_pong`).
 
     Raises: OperatorInputError for a combination that does not exist.
     """
@@ -67,11 +69,14 @@ class KernelConfig:
     trace: bool = False
     streams: bool = False
     split: int = 1
+    ping_pong: bool = False
 
     def __post_init__(self) -> None:
         tiles = STREAM_TILES if self.streams else TILES
         if (self.block_m, self.block_n) not in tiles:
             raise OperatorInputError(f"no tile {self.block_m}x{self.block_n}; tiles: {tiles}")
+        if self.ping_pong and not self.streams:
+            raise OperatorInputError("only streaming kernels can be ping-pong")
         if self.split not in (SPLITS if self.streams else (1,)) or self.group_n % (8 * self.split):
             raise OperatorInputError(f"{self.split} blocks can't share a tile of {self.block_m}x{self.block_n}")
         if self.dtype not in _ELEMENTS:
@@ -95,12 +100,13 @@ class KernelConfig:
     @property
     def group_n(self) -> int:
         """Columns of one math group."""
-        return self.block_n if self.block_m == 128 else self.block_n // 2
+        return self.block_n if self.block_m == 128 or self.ping_pong else self.block_n // 2
 
     @property
     def panel_n(self) -> int:
         """Columns of one panel, the unit of stores."""
-        return next(columns for columns in (64, 32, 16) if self.group_n % columns == 0)
+        together = self.block_n if self.block_m == 128 else self.block_n // 2
+        return next(columns for columns in (64, 32, 16) if together % columns == 0)
 
     @property
     def num_panels(self) -> int:
@@ -114,7 +120,7 @@ class KernelConfig:
 
     def _fixed_shared_bytes(self) -> int:
         if self.streams:
-            slice_bytes = self.group_n // 8 // self.split * 256 * 16
+            slice_bytes = self.block_m * self.block_n * 4 // self.split
             return 1024 + 2 * (self.split - 1) * slice_bytes + 5 * 8 + 16
         spare_bytes = 2 * 64 * self.panel_n * 2 if self.broadcast == "staged" else 0
         copy_barriers = 2 + 2 * self.num_panels if self.broadcast == "staged" else 0
@@ -145,6 +151,7 @@ class KernelConfig:
         parts += ["bias"] if self.has_bias else []
         parts += [part for part in (self.activation, self.broadcast) if part != "none"]
         parts += [f"stream{self.split}"] if self.streams else []
+        parts += ["pp"] if self.ping_pong else []
         parts += ["trace"] if self.trace else []
         return "_".join(parts)
 
@@ -161,7 +168,7 @@ class KernelConfig:
         """The C++ type of the tile."""
         shape = f"{self.block_m}, {self.block_n}, {self.stages}, {_FLAGS[self.weight_layout == 'kn']}"
         if self.streams:
-            return f"mk::StreamShape<{shape}, {self.split}>"
+            return f"mk::StreamShape<{shape}, {self.split}, {_FLAGS[self.ping_pong]}>"
         tile = f"mk::TileShape<{shape}, {_FLAGS[self.broadcast == 'staged']}>"
         return f"mk::GatherTile<{tile}>" if self.operator == "all_gather_gemm" else tile
 

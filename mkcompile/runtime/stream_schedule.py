@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
-from mkcompile.runtime.kernel_config import BLOCK_K, SPLITS, STREAM_TILES, KernelConfig
-from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule
+from mkcompile.runtime.kernel_config import BLOCK_K, PING_PONG, SPLITS, STREAM_TILES, KernelConfig
+from mkcompile.runtime.tile_schedule import SM_FLOP_PER_US, LaunchSize, TileSchedule
 from mkcompile.runtime.workspace_layout import MAILBOX_BYTES
 
 # SMs of the smallest corner of the chip: clusters do not reach over its edge, and the few SMs beyond are of no use.
 _CORNER_SMS = 16
+# Share of the next tile's time over which a tile's partials are sent.
+_PACED_SHARE = 0.6
+# Up to so many rows, all of them lie in a few slices of L2: blocks begin at different ones.
+_STAGGERED_ROWS = 32
 
 
 def most_clusters(config: KernelConfig, num_sms: int) -> int:
@@ -23,15 +27,28 @@ def stream_schedule(config: KernelConfig, size: LaunchSize, num_sms: int) -> Til
     """Every tile at once where they fit; else as many blocks as share them out evenly."""
     tiles = size.tiles(config)
     waves = -(-tiles // most_clusters(config, num_sms))
-    return TileSchedule(grid=-(-tiles // waves) * config.split)
+    stagger = 1 if size.m <= _STAGGERED_ROWS else 0
+    return TileSchedule(grid=-(-tiles // waves) * config.split, lag=stagger, pace_ns=_pace_ns(config, size))
 
 
-def stream_config(base: KernelConfig, tile: tuple[int, int], split: int) -> KernelConfig:
+def _pace_ns(config: KernelConfig, size: LaunchSize) -> int:
+    """Between the units of a tile; only where one group sends while the other multiplies."""
+    if not config.ping_pong or size.world == 1:
+        return 0
+    flop = 2 * config.block_m * config.block_n * size.k / config.split
+    units = config.block_m // 64 * config.block_n // 8 // config.split * (size.world - 1)
+    return int(_PACED_SHARE * flop / SM_FLOP_PER_US * 1000 / units)
+
+
+def stream_config(base: KernelConfig, tile: tuple[int, int], split: int, ping_pong: bool = False) -> KernelConfig:
     """The streaming kernel of an operator, with its dtype, layout, bias and activation.
 
     Raises: OperatorInputError where the blocks of a cluster can't share such a tile.
     """
-    return replace(base, streams=True, broadcast="none", block_m=tile[0], block_n=tile[1], split=split, stages=0)
+    return replace(
+        base, streams=True, broadcast="none", split=split, ping_pong=ping_pong,
+        block_m=tile[0], block_n=tile[1], stages=0,
+    )  # fmt: skip
 
 
 def stream_configs(base: KernelConfig) -> list[KernelConfig]:
@@ -41,7 +58,7 @@ def stream_configs(base: KernelConfig) -> list[KernelConfig]:
         group_n = tile[1] if tile[0] == 128 else tile[1] // 2
         if group_n % (8 * split) == 0:
             found.append(stream_config(base, tile, split))
-    return found
+    return found + [stream_config(base, tile, split, ping_pong=True) for tile, split in PING_PONG]
 
 
 def can_stream(config: KernelConfig, size: LaunchSize) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
 from mkcompile.errors import PeerTimeoutError
-from mkcompile.runtime.kernel_config import SPLITS, STREAM_TILES, KernelConfig
+from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.stream_schedule import stream_configs
 from mkcompile.runtime.tile_schedule import TileSchedule
 
@@ -33,9 +34,9 @@ def stream_config(
 
 
 def grid_of(config: KernelConfig, m: int, n: int) -> TileSchedule:
-    """All tiles at once, or as many blocks as there are."""
+    """All tiles at once, or as many blocks as there are; some begin in the middle of k."""
     tiles = -(-m // config.block_m) * -(-n // config.block_n)
-    return TileSchedule(grid=min(tiles, NUM_BLOCKS // config.split) * config.split)
+    return TileSchedule(grid=min(tiles, NUM_BLOCKS // config.split) * config.split, lag=n % 3)
 
 
 def check_gemm(config: KernelConfig, m: int, n: int, k: int, seed: int = 0) -> None:
@@ -49,14 +50,11 @@ def check_gemm(config: KernelConfig, m: int, n: int, k: int, seed: int = 0) -> N
     assert_bitwise(run_gemm(config, exact, schedule), product(exact, config, "cuda:0"), what)
 
 
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("tile", STREAM_TILES, ids=lambda tile: f"{tile[0]}x{tile[1]}")
-def test_every_tile_and_split(tile: tuple[int, int], split: int) -> None:
-    if (tile, split) not in [((one.block_m, one.block_n), one.split) for one in stream_configs(KernelConfig())]:
-        pytest.skip("no such kernel")
+@pytest.mark.parametrize("one", stream_configs(KernelConfig()), ids=lambda one: one.name)
+def test_every_tile_and_split(one: KernelConfig) -> None:
     for layout in ("nk", "kn"):
         for dtype in ("bfloat16", "float16"):
-            config = stream_config(tile=tile, split=split, weight_layout=layout, dtype=dtype, has_bias=layout == "kn")
+            config = replace(one, weight_layout=layout, dtype=dtype, has_bias=layout == "kn")  # type: ignore[arg-type]
             for m, n, k in ((60, 520, 520), (1, 8, 256), (777, 1032, 1000)):
                 check_gemm(config, m, n, k)
 
@@ -84,8 +82,8 @@ def test_activation_after_the_sum_over_the_cluster(activation: str) -> None:
 def test_any_number_of_rows(operator: str, m: int) -> None:
     group = group_of((0, 0))
     rows = m * group.world if operator == "gemm_reduce_scatter" else m
-    for tile, split in (((64, 64), 1), ((64, 64), 2), ((128, 64), 1), ((64, 32), 1)):
-        check(group, stream_config(operator, tile, split), rows, 520, 264)
+    for tile, split, turns in (((64, 64), 1, 0), ((64, 64), 2, 0), ((128, 64), 1, 0), ((128, 128), 2, 1)):
+        check(group, stream_config(operator, tile, split, ping_pong=bool(turns)), rows, 520, 264)
 
 
 @OPERATORS
@@ -132,7 +130,7 @@ def test_few_and_many_rows_alternate_on_one_workspace() -> None:
         (stream_config("gemm_all_reduce"), 8, 520, 264),
         (config_of("gemm_all_reduce", "staged", (64, 64)), 65, 520, 72),
         (stream_config("gemm_reduce_scatter", split=2), 34, 264, 136),
-        (stream_config("gemm_all_reduce", (128, 64)), 200, 520, 264),
+        (stream_config("gemm_all_reduce", (128, 64), 2, ping_pong=True), 200, 520, 264),
         (config_of("gemm_reduce_scatter", "none"), 2048, 1024, 264),
         (stream_config("gemm_all_reduce", (64, 128), 4), 1, 264, 520),
     ]
@@ -243,6 +241,9 @@ def test_planted_defects_are_noticed(operator: str) -> None:
 @pytest.mark.parametrize("late", [[], [0], [1]], ids=str)
 def test_two_gpus(operator: str, late: list[int]) -> None:
     group = group_of((0, 1))
-    for m, tile, split in ((2, (64, 64), 1), (34, (64, 64), 2), (128, (128, 64), 1), (500, (128, 128), 1)):
-        n = 2048 if split > 1 else 8192
-        check(group, stream_config(operator, tile, split), m, n, 1032, epochs=5, late=late)
+    for m, tile, split, turns in (
+        (2, (64, 64), 1, False), (34, (64, 64), 2, False), (128, (128, 64), 2, True), (500, (128, 128), 1, True),
+        (400, (128, 128), 1, False), (256, (128, 128), 4, True),
+    ):  # fmt: skip
+        config = stream_config(operator, tile, split, ping_pong=turns)
+        check(group, config, m, 4096, 1032, epochs=5, late=late)
