@@ -13,7 +13,6 @@ class Problem:
     (for all-gather GEMMs the gathered rows), `k` is the sum over the GEMMs that are added up, `n` the sum over
     the weights that share one gathered input. `m` is 0 where it is symbolic at compile time.
     An FFN's `k` and `n` are its input and output features and `hidden` the features between, on this rank.
-    `replicated`: every rank holds the same input, so that a fused operator would do the same work `world_size` times.
     `outer` is the product of the dimensions before the scattered or gathered one (1: one contiguous slice a rank).
     `dtype` is that of the operands; a scaled product's operands have fewer bytes than its result, which then has
     `out_bytes`. `scales` says how many there are: `tensor`, or `row` for one a row of x and a column of w.
@@ -39,7 +38,6 @@ class Problem:
     returns_gathered: bool = False
     gathers: bool = False
     scatters: bool = False
-    replicated: bool = False
     out_bytes: int = 0
     scales: str = ""
 

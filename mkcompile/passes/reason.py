@@ -37,7 +37,6 @@ class Reason(Enum):
         "the payload is so small that signalling costs more than the overlap saves; "
         "batch more tokens, or set mkernel.fuse='always'"
     )
-    REPLICATED_INPUT = "every rank holds the same input, so each would do all of the work; shard the input"
     LAYOUT = (
         "no kernel takes these weights; make n and k multiples of 8, "
         "and give all weights of one site one layout, [n, k] or [k, n]"

@@ -102,8 +102,6 @@ def check(problem: Problem, topology: Topology) -> tuple[Refusal, str] | None:
     span = topology.span(problem.world_size)
     if problem.world_size == 1:
         return Refusal.ONE_RANK, ""
-    if problem.replicated:
-        return Refusal.REPLICATED_INPUT, ""
     if topology.gpu.arch == "cpu":
         return None
     if not topology.p2p and span.per_node > 1:

@@ -16,7 +16,6 @@ class Refusal(Enum):
     NO_P2P = "the GPUs of the group can't reach each other's memory"
     NO_NETWORK_KERNEL = "the group spans nodes and no kernel for that is available"
     TINY_PAYLOAD = "the payload is so small that a flag costs more than the overlap saves"
-    REPLICATED_INPUT = "every rank holds the same input, so fusing would do the work world_size times"
     DTYPE = "no kernel for this dtype; use bfloat16 or float16"
     LAYOUT = "n and k must be multiples of 8 and all weights must have one layout, [n, k] or [k, n]"
     SHAPE = "no kernel takes this shape: the scattered or gathered rows must divide evenly"

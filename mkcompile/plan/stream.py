@@ -40,8 +40,10 @@ class Stream:
 
     @property
     def waves(self) -> int:
-        """Tiles that a cluster takes one after the other."""
-        sms = self.site.topology.gpu.num_sms - self.site.reserve_sms
+        """Tiles that a cluster takes one after the other. No SM is left to others: a block waits only for a peer's same
+        block, so the launch need not be resident as a whole (decision 306).
+        """
+        sms = self.site.topology.gpu.num_sms
         usable = sms if self.split == 1 or sms < _CORNER_SMS else sms // _CORNER_SMS * _CORNER_SMS
         return ceil(self.tiles / max(1, usable // self.split))
 
@@ -55,8 +57,6 @@ class Stream:
         tile, peers = self.tile, self.site.problem.world_size - 1
         group_columns = tile.columns if tile.rows > _MATH_GROUP_ROWS else tile.columns // 2
         if group_columns % (_UNIT_COLUMNS * self.split) or self.site.gemm().k < tile.depth * self.split:
-            return False
-        if self.blocks > self.site.topology.gpu.num_sms - self.site.reserve_sms:
             return False
         return 2 * peers * self.tiles * tile.rows * tile.columns * 2 <= _MAILBOX_BYTES
 

@@ -33,7 +33,6 @@ def test_the_sentence_ends_with_what_to_do(reason: Reason) -> None:
         (Refusal.NO_P2P, Reason.NO_P2P),
         (Refusal.NO_NETWORK_KERNEL, Reason.NO_NETWORK_KERNEL),
         (Refusal.TINY_PAYLOAD, Reason.TINY_PAYLOAD),
-        (Refusal.REPLICATED_INPUT, Reason.REPLICATED_INPUT),
         (Refusal.DTYPE, Reason.DTYPE),
         (Refusal.LAYOUT, Reason.LAYOUT),
         (Refusal.SHAPE, Reason.SHAPE),

@@ -54,7 +54,6 @@ def test_predicted_speed_up_lies_near_what_the_probe_kernels_had(operator: str) 
 
 LOSERS: dict[str, tuple[Problem, Refusal]] = {
     "tiny payload": (problem("all_gather_gemm", 2, 16, 8192), Refusal.TINY_PAYLOAD),
-    "replicated": (problem("gemm_all_reduce", 8192, 8192, 3584, replicated=True), Refusal.REPLICATED_INPUT),
     "dtype": (replace(problem("gemm_all_reduce", 8192, 8192, 3584), dtype="float32"), Refusal.DTYPE),
     "odd n": (problem("gemm_all_reduce", 8192, 8191, 3584), Refusal.LAYOUT),
     "odd k": (problem("gemm_all_reduce", 8192, 8192, 3583), Refusal.LAYOUT),
@@ -92,7 +91,7 @@ def test_always_fuses_what_is_legal_and_nothing_else() -> None:
     always = judge_for(PAIR, Policy(fuse="always"))
     saving = always(LOSERS["tiny payload"][0])
     assert isinstance(saving, float) and saving > 0
-    for name in ("replicated", "dtype", "odd n", "columns"):
+    for name in ("dtype", "odd n", "columns"):
         assert always(LOSERS[name][0]) is LOSERS[name][1]
 
 

@@ -68,7 +68,6 @@ def test_symbolic_m_fuses_where_some_bucket_gains() -> None:
 def test_symbolic_m_is_refused_for_the_same_reasons() -> None:
     judge = judge_for(PAIR)
     assert judge(replace(SYMBOLIC, dtype="float32")) is Refusal.DTYPE
-    assert judge(replace(SYMBOLIC, replicated=True)) is Refusal.REPLICATED_INPUT
     assert judge_for(PAIR, Policy(available=frozenset()))(SYMBOLIC) is Refusal.NO_KERNEL
 
 

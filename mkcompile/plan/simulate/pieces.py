@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import ceil
 
@@ -87,9 +89,28 @@ class Pieces:
 
     def site(self, problem: Problem, name: str) -> None:
         """A GEMM with its collective: one fused task where the planner says so, else the kernels one by one."""
-        self.where = name if problem.world_size > 1 else ""
-        self._site(problem, name)
-        self.where = ""
+        with self.within(name if problem.world_size > 1 else ""):
+            self._site(problem, name)
+
+    @contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        """Tasks of a site; of an inner one where it has one."""
+        outer, self.where = self.where, self.where or name
+        yield
+        self.where = outer
+
+    def takes_whole(self, whole: Problem, parts: Sequence[Problem], between_us: float) -> bool:
+        """Is a feed-forward network in one launch predicted to be faster than its parts, each at its best?
+
+        `between_us`: what runs between the parts where they are apart. Answers alike for the step that is not fused.
+        """
+        if whole.world_size == 1:
+            return False
+        decision = decide(whole, self.topology, self.policy)
+        if decision.refusal is not None or decision.fused_s is None:
+            return False
+        apart_s = sum(decide(part, self.topology, self.policy).chosen_s for part in parts) + between_us * 1e-6
+        return decision.fused_s < apart_s
 
     def _site(self, problem: Problem, name: str) -> None:
         if problem.world_size == 1:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mkcompile.ops.problem import Problem
+from mkcompile.plan.constants import constants
 from mkcompile.plan.decide import Policy
+from mkcompile.plan.gemm_cost import Gemm, cublas_us, elementwise_us
 from mkcompile.plan.simulate.engine import Task
 from mkcompile.plan.simulate.layout import Layout, Workload
 from mkcompile.plan.simulate.models import Model
@@ -165,9 +167,42 @@ class _Builder:
             self._out_of_rows(f"{name}up dgrad", model.hidden, 2 * width)
             self.pieces.gemm(f"{name}up wgrad", 2 * width, model.hidden, rows)
             return
-        self._into_columns(f"{name}up", 2 * width, model.hidden)
-        self.pieces.elementwise(f"{name}activation", 3.0 * rows * width * _BYTES)
-        self._out_of_rows(f"{name}down", model.hidden, width)
+        whole = self._ffn(width)
+        if not self.pieces.takes_whole(whole, self._ffn_parts(width), self._ffn_between_us(width)):
+            self._ffn_apart(name, width)
+        elif self.pieces.fuse:
+            self.pieces.site(whole, f"{name}ffn")
+        else:
+            with self.pieces.within(f"{name}ffn"):
+                self._ffn_apart(name, width)
+
+    def _ffn_apart(self, name: str, width: int) -> None:
+        self._into_columns(f"{name}up", 2 * width, self.case.model.hidden)
+        self.pieces.elementwise(f"{name}activation", 3.0 * self.case.rows * width * _BYTES)
+        self._out_of_rows(f"{name}down", self.case.model.hidden, width)
+
+    def _ffn(self, width: int) -> Problem:
+        """Both projections with the gated activation between them as one operator."""
+        hidden, sequence = self.case.model.hidden, self.case.layout.sequence
+        one = self._problem("ffn", hidden, hidden)
+        return replace(one, hidden=width, activation="silu", gated=True, gathers=sequence, scatters=sequence)
+
+    def _ffn_parts(self, width: int) -> list[Problem]:
+        """Its sites where the parts are planned apart; without a gather the first projection is none."""
+        hidden, sequence = self.case.model.hidden, self.case.layout.sequence
+        down = self._problem("gemm_reduce_scatter" if sequence else "gemm_all_reduce", hidden, width)
+        return [self._problem("all_gather_gemm", 2 * width, hidden), down] if sequence else [down]
+
+    def _ffn_between_us(self, width: int) -> float:
+        """The activation, and a first projection that is no site."""
+        rows, hidden = self.case.rows, self.case.model.hidden
+        gpu, known = self.case.topology.gpu, constants()
+        activation = elementwise_us(3.0 * rows * width * _BYTES, gpu, known)
+        return (
+            activation
+            if self.case.layout.sequence
+            else activation + cublas_us(Gemm(m=rows, n=2 * width, k=hidden), gpu, known)
+        )
 
     def _experts(self, name: str, backward: bool) -> None:
         model, layout = self.case.model, self.case.layout
