@@ -25,6 +25,8 @@ class Settings:
 
     Units: `arena_bytes` bytes a group; `timeout_s` seconds (0: the process group's own timeout); `sm_reserve` SMs, the
     most that a launch leaves to other kernels, or what each leaves where `is_sm_reserve_given`, which has no variable.
+    `network`: how ranks on different nodes reach each other: `auto`, a transport (`tcp`, `rc`, `srd`), or one with its
+    interface or NIC (`tcp:eth1`, `rc:mlx5_0`).
     """
 
     cache_dir: Path = Path("~/.cache/mkcompile")
@@ -34,6 +36,7 @@ class Settings:
     trace: bool = False
     kernels: bool = True
     log_level: LogLevel = "WARNING"
+    network: str = "auto"
     is_sm_reserve_given: bool = False
 
     def __post_init__(self) -> None:

@@ -1,6 +1,7 @@
-// mkproxy_tests [NAME]: one test, or all; `--list` prints their names. Exit status 1 where one fails.
+// mkproxy_tests [NAME | --without NAME | --list]: one test, all, all but one, or their names. Exit status 1 where one
+// fails.
+#include <chrono>
 #include <cstdio>
-#include <cstring>
 
 #include "check.h"
 
@@ -17,9 +18,11 @@ std::vector<mk::test::Test> all_tests() {
 }
 
 bool passes(const mk::test::Test& test) {
+  const auto started = std::chrono::steady_clock::now();
   try {
     test.run();
-    std::printf("ok %s\n", test.name);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
+    std::printf("ok %s  %.1f s\n", test.name, took.count());
     return true;
   } catch (const mk::test::Failure& failure) {
     std::printf("FAILED %s\n  %s\n", test.name, failure.what());
@@ -31,13 +34,13 @@ bool passes(const mk::test::Test& test) {
 
 int main(int count, char** arguments) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  const char* wanted = count > 1 ? arguments[1] : nullptr;
+  const std::string first = count > 1 ? arguments[1] : "", second = count > 2 ? arguments[2] : "";
   int ran = 0, failed = 0;
   for (const mk::test::Test& test : all_tests()) {
-    if (wanted != nullptr && std::strcmp(wanted, "--list") == 0) {
+    if (first == "--list") {
       std::puts(test.name);
       ++ran;
-    } else if (wanted == nullptr || std::strcmp(wanted, test.name) == 0) {
+    } else if (first.empty() || first == test.name || (first == "--without" && second != test.name)) {
       ++ran;
       failed += passes(test) ? 0 : 1;
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mkcompile.runtime.proxy.abi import Command
-from mkcompile.runtime.proxy.bootstrap import Local, choose_transport, connect, with_network
+from mkcompile.runtime.proxy.bootstrap import Local, choose_transport, configured, connect
 from mkcompile.runtime.proxy.session import Place, Proxy, ProxyEvent
 from mkcompile.runtime.proxy.settings import Hooks, Link, ProxyConfig, Region, Ring
 
@@ -19,6 +19,6 @@ __all__ = [
     "Region",
     "Ring",
     "choose_transport",
+    "configured",
     "connect",
-    "with_network",
 ]

@@ -80,11 +80,13 @@ def choose_transport(group: ProcessGroup, timeout_s: float = 0.0) -> tuple[Trans
     raise ProxyUnavailableError("; ".join(reasons))
 
 
-def with_network(config: ProxyConfig, network: str) -> ProxyConfig:
-    """`config` with the transport and device of a setting, `transport` or `transport:device`.
+def configured(group: ProcessGroup, network: str, config: ProxyConfig, timeout_s: float = 0.0) -> ProxyConfig:
+    """`config` with the transport and device of `MKCOMPILE_NETWORK`; collective where that is `auto`.
 
-    Raises: OptionError for a transport that does not exist.
+    Raises: OptionError for a transport that does not exist; ProxyUnavailableError as `choose_transport`.
     """
+    if network == "auto":
+        return replace(config, transport=choose_transport(group, timeout_s)[0])
     transport, _, device = network.partition(":")
     return replace(config, transport=transport, device=device)  # type: ignore[arg-type]
 
