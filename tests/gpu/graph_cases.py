@@ -112,7 +112,8 @@ def capture_without_warm_up(pair: Pair) -> dict[str, Any]:
 
 
 CASES = {
-    "reduce_overhead": reduce_overhead,  # first, so that the workspace is made while the graph's memory pool is in force
+    # first, so that the workspace is made while the graph's memory pool is in force
+    "reduce_overhead": reduce_overhead,
     "operators_replayed": operators_replayed,
     "compiled_step_captured": compiled_step_captured,
     "capture_without_warm_up": capture_without_warm_up,
