@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import NamedTuple
 
 from mkcompile.runtime.kernel_config import BLOCK_K, PING_PONG, SPLITS, STREAM_TILES, KernelConfig
 from mkcompile.runtime.tile_schedule import SM_FLOP_PER_US, LaunchSize, TileSchedule
@@ -15,6 +16,27 @@ _CORNER_SMS = 16
 _PACED_SHARE = 0.6
 # Up to so many rows, all of them lie in a few slices of L2: blocks begin at different ones.
 _STAGGERED_ROWS = 32
+
+
+class StreamForm(NamedTuple):
+    """Tile (rows, columns) and how many blocks share it."""
+
+    tile: tuple[int, int]
+    split: int
+
+
+def stream_tactic(
+    base: KernelConfig, size: LaunchSize, form: StreamForm, num_sms: int
+) -> tuple[KernelConfig, TileSchedule]:
+    """Kernel and schedule. Where blocks have several tiles each, the math groups take turns.
+
+    Raises: OperatorInputError where the blocks of a cluster can't share such a tile.
+    """
+    together = stream_config(base, form.tile, form.split)
+    waves = size.tiles(together) / most_clusters(together, num_sms)
+    takes_turns = waves > 1 and (form.tile, form.split) in PING_PONG
+    config = stream_config(base, form.tile, form.split, ping_pong=True) if takes_turns else together
+    return config, stream_schedule(config, size, num_sms)
 
 
 def most_clusters(config: KernelConfig, num_sms: int) -> int:

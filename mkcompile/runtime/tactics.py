@@ -16,7 +16,7 @@ from mkcompile.runtime.gather_form import GatherForm
 from mkcompile.runtime.gather_schedule import GatherChoice, engine_choice, library_choice, push_choice
 from mkcompile.runtime.kernel_config import GATHER_TILES, TILES, KernelConfig
 from mkcompile.runtime.published import Basis, Published
-from mkcompile.runtime.stream_schedule import stream_config, stream_schedule
+from mkcompile.runtime.stream_schedule import StreamForm, stream_tactic
 from mkcompile.runtime.tile_schedule import TileSchedule
 
 #: Kernels that the launcher has, for the planner's policy. Results that stay in their graph are stored `direct`.
@@ -99,8 +99,7 @@ def from_plan(form: Form, plan: Plan, max_grid: int) -> Tactic | None:
     """The plan in the kernels' terms; None where it is to leave the call unfused."""
     tile = (plan.tile.rows, plan.tile.columns)
     if plan.variant == "stream":
-        config = stream_config(form.config, tile, plan.split)
-        return config, stream_schedule(config, form.size, max_grid)
+        return stream_tactic(form.config, form.size, StreamForm(tile, plan.split), plan.roles.num_sms)
     if plan.variant not in ("push", "staged", "direct") or tile not in TILES:
         return None
     schedule = TileSchedule(

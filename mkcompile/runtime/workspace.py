@@ -39,7 +39,9 @@ class Demand:
 
     @staticmethod
     def of(config: KernelConfig, schedule: TileSchedule, size: LaunchSize) -> Demand:
-        """The ring of slots that never makes a sender wait for a receiver that keeps up."""
+        """The ring of slots that never makes a sender wait for a receiver that keeps up; mailboxes are always there."""
+        if config.streams:
+            return Demand(tiles=1, region_bytes=0)
         tiles = size.tiles_per_owner(config)
         slots = min(tiles, schedule.lag + _WAVES_IN_FLIGHT * schedule.grid)
         areas = (size.world - 1) * (2 if config.broadcast == "staged" else 1)

@@ -142,7 +142,8 @@ def test_every_candidate_divides_all_sms_and_fits(
     for candidate in candidates(site):
         plan = candidate.plan
         assert plan.roles.num_sms == topology.gpu.num_sms
-        assert plan.roles.reserve >= reserve and plan.grid <= topology.gpu.num_sms - reserve
+        if plan.variant != "stream":  # those need not be resident as a whole
+            assert plan.roles.reserve >= reserve and plan.grid <= topology.gpu.num_sms - reserve
         assert candidate.seconds > 0
         tile = plan.tile
         shared_bytes = plan.stages * (tile.rows + tile.columns) * tile.depth * 2 + tile.rows * tile.columns * 2
