@@ -27,12 +27,12 @@ from tests.gpu.ranks import RankGroup
 
 from .shapes import GATHERED, Shape
 
-TILES = ((128, 256), (128, 224), (128, 192), (128, 160), (128, 128), (64, 128), (64, 256))
+TILES = ((128, 256), (128, 224), (128, 192), (128, 160), (128, 128), (64, 128))
 BLOCKS = (8, 16)
-CHUNKS = (1, 2, 4)
+CHUNKS = (1, 4)
 _SM_RESERVE = 4
 _BACKLOG_CYCLES = 1_000_000
-_ROUNDS = 7
+_ROUNDS = 5
 
 
 class Pair:

@@ -14,7 +14,7 @@ from mkcompile.runtime.tile_schedule import SM_FLOP_PER_US, TILE_START_US, Launc
 
 Variant = Literal["push", "copy_engine", "library"]
 #: What one block moves to a peer, and all of them, bytes a microsecond. Source: docs/decisions/307-all-gather.md.
-PUSH_BLOCK_BYTES_PER_US, PUSH_BYTES_PER_US = 42e3, 330e3
+PUSH_BLOCK_BYTES_PER_US, PUSH_BYTES_PER_US = 36e3, 320e3
 #: Copy engine: rate, start, and what each chunk and its flag cost.
 _ENGINE_BYTES_PER_US, _ENGINE_START_US, _ENGINE_CHUNK_US = 366e3, 10.0, 5.4
 _ENGINE_CHUNK_BYTES, _MAX_CHUNKS = 4 << 20, 8
