@@ -43,6 +43,8 @@ class LaunchChain:
         # The stream of all eager launches so far; 0 is a stream too.
         self._only: int | None = None
         self._eager: _Link | None = None
+        #: False as long as eager launches need no `leave`.
+        self.has_events = False
         self._captured: tuple[int, _Link] | None = None
 
     def enter(self, stream: int) -> int:
@@ -52,7 +54,7 @@ class LaunchChain:
             if stream == self._only or self._only is None:
                 self._only = stream
                 return 0
-            self._eager = _Link(self._streams.create_event(), self._only)
+            self._eager, self.has_events = _Link(self._streams.create_event(), self._only), True
             self._streams.record_event(self._eager.event, self._only)
         last = self._last(capture) if capture else self._eager
         if last is not None and last.stream != stream:

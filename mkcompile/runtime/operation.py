@@ -126,7 +126,8 @@ class Operation:
                 self._launch_new((x, w, bias, out), addresses, stream, capture != 0)
             else:
                 launch.run(stream, capture != 0)
-            device.chain.leave(stream, capture)
+            if capture or device.chain.has_events:
+                device.chain.leave(stream, capture)
         return out
 
     def _run_planned(
@@ -150,7 +151,8 @@ class Operation:
                     self._launch_new((x, w, bias, out), addresses, stream, capture != 0, result)
                 else:
                     launch.run(stream, capture != 0)
-                device.chain.leave(stream, capture)
+                if capture or device.chain.has_events:
+                    device.chain.leave(stream, capture)
                 return out
         return None if self.otherwise is None else self.otherwise.run(x, w, bias)
 
