@@ -31,7 +31,7 @@ void expect_all_right(const Plan& plan, const Outcome& outcome) {
 
 void exchange_in(EmulatedOrder order, u64 shuffle_ns, u32 lanes) {
   Plan plan;
-  plan.messages = 600;
+  plan.messages = 300;
   ProxyOptions options = options_for(plan);
   options.order = order;
   options.shuffle_ns = shuffle_ns;
@@ -51,7 +51,7 @@ void every_byte_arrives_before_its_flag_out_of_order() { exchange_in(kShuffled, 
 
 void flags_that_nobody_counts_come_too_early() {
   Plan plan;
-  plan.messages = 64;
+  plan.messages = 32;
   plan.delays = false;
   ProxyOptions options = options_for(plan);
   options.order = kUncounted;
@@ -65,7 +65,7 @@ void flags_that_nobody_counts_come_too_early() {
 
 void copies_of_an_engine_end_before_their_flags() {
   Plan plan;
-  plan.messages = 300;
+  plan.messages = 200;
   std::vector<SlowEngine> engines(2);
   Sides sides;
   for (u32 rank = 0; rank < 2; ++rank) {

@@ -44,11 +44,13 @@ void exchange_over(const Plan& plan, const ProxyOptions& common) {
 
 void every_byte_arrives_before_its_flag() {
   Plan plan;
+  plan.messages = 400;
   exchange_over(plan, options_for(plan));
 }
 
 void several_connections_share_the_messages() {
   Plan plan;
+  plan.messages = 400;
   ProxyOptions options = options_for(plan);
   options.lanes = 3;
   exchange_over(plan, options);
@@ -56,9 +58,9 @@ void several_connections_share_the_messages() {
 
 void large_messages_come_in_parts() {
   Plan plan;
-  plan.messages = 16;
+  plan.messages = 8;
   plan.slots = 2;
-  plan.max_bytes = 12 << 20;
+  plan.max_bytes = 6 << 20;  // more than is received at one look
   exchange_over(plan, options_for(plan));
 }
 

@@ -23,6 +23,8 @@ using namespace tcp;
 
 constexpr u32 kEndpointMagic = 0x45504b4d;  // "MKPE"
 constexpr u64 kMinSliceBytes = 4096;
+constexpr u64 kMostQuietS = 15;             ///< before we ask whether the other machine is there
+constexpr u64 kMostUnansweredMs = 60'000;
 
 class Tcp final : public Transport {
  public:
@@ -50,6 +52,7 @@ class Tcp final : public Transport {
 
  private:
   Error adopt(std::vector<Socket>& sockets);
+  void tune(int descriptor) noexcept;
   void name_device(int descriptor);
   int flush(Connection& connection, Error& error) noexcept;
   int receive(Error& error) noexcept;
@@ -125,17 +128,12 @@ Error Tcp::adopt(std::vector<Socket>& sockets) {
   if (!events_) return fail({"epoll_create1", device_}, errno);
   // every connection has an equal part of the pinned memory
   const std::size_t part = setup_.bounce.size() / sockets.size() & ~(kMinSliceBytes - 1);
-  const int on = 1;
-  const unsigned limit_ms = static_cast<unsigned>(setup_.timeout_ns / 1'000'000);
   connections_.resize(sockets.size());
   for (std::size_t i = 0; i < sockets.size(); ++i) {
     if (!sockets[i]) continue;
     const int descriptor = sockets[i].get();
     const i32 peer = static_cast<i32>(i / setup_.lanes);
-    // speed and an earlier notice of dead machines; both only help
-    (void)setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    (void)setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    if (limit_ms != 0) (void)setsockopt(descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit_ms, sizeof limit_ms);
+    tune(descriptor);
     name_device(descriptor);
     connections_[i] = std::make_unique<Connection>(std::move(sockets[i]), static_cast<u32>(peer), shared_,
                                                    setup_.max_outstanding, setup_.bounce.subspan(i * part, part));
@@ -147,6 +145,21 @@ Error Tcp::adopt(std::vector<Socket>& sockets) {
     }
   }
   return {};
+}
+
+/// Small messages at once; and a dead link or machine is noticed before those who wait for an arrival give up, also
+/// where we only receive. Where a kernel refuses one of these, the proxy's own limit is left.
+void Tcp::tune(int descriptor) noexcept {
+  const auto set = [&](int level, int name, int value) {
+    (void)setsockopt(descriptor, level, name, &value, sizeof value);
+  };
+  const u64 limit_ms = setup_.timeout_ns / 1'000'000;
+  const u64 quiet_s = std::clamp<u64>(limit_ms / 4000, 1, kMostQuietS);
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, static_cast<int>(quiet_s));
+  set(IPPROTO_TCP, TCP_KEEPINTVL, static_cast<int>(quiet_s));
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(std::clamp<u64>(limit_ms / 2, 1, kMostUnansweredMs)));
 }
 
 /// The interface that a connection uses, for errors and for `doctor`.
