@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.distributed._functional_collectives import all_reduce
 
 from mkcompile.errors import WorkspaceError
+from mkcompile.ops import registry
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.plan import key
 from mkcompile.runtime import abi
@@ -244,3 +246,29 @@ def test_a_capture_uses_what_its_warm_up_has_made(
     platform.fake_streams.capturing = 0
     launcher(planned())
     assert fake_driver.launches[-1].peer_out[1][0] != PEER, "the graph's place is its own"
+
+
+def test_a_compiled_chain_needs_two_places_at_a_time(
+    launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver
+) -> None:
+    """Its generated code lets go of each result when the next one is there, in every run."""
+    weights = [torch.ones(64, 64, dtype=torch.bfloat16) for _ in range(4)]
+
+    def chain(x: Tensor) -> Tensor:
+        for weight in weights:
+            x = all_reduce(x @ weight, "sum", [0, 1])
+        return x @ weights[0]
+
+    before = registry._REGISTRY.launcher
+    registry.set_launcher(launcher)
+    try:
+        torch._dynamo.reset()
+        compiled = torch.compile(chain, backend="mkernel", options={"mkernel.fuse": "always"})
+        with torch.no_grad():
+            for _ in range(3):
+                compiled(torch.ones(256, 64, dtype=torch.bfloat16))
+    finally:
+        registry.set_launcher(before)
+    assert set(kinds(platform)) == {"direct"} and len(fake_driver.launches) == 3 * 4
+    places = [block.peer_out[1][0] - PEER for block in fake_driver.launches]
+    assert places == [0, 256 * 64 * 2] * 6
