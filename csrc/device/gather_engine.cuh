@@ -10,7 +10,7 @@
 // After the gate the copy engine writes rows of the shard to a peer, then the word with the epoch as their flag: one
 // stream, so the flag comes last. The rows lie in an area of their own, which is free once every peer has entered this
 // launch: all have finished the one before.
-#include "device/gather.cuh"
+#include "device/gather_arrivals.cuh"
 
 namespace mk {
 

@@ -22,7 +22,9 @@ _ENGINE_CHUNK_BYTES, _MAX_CHUNKS = 4 << 20, 8
 _ARRIVAL_US, _GATE_US = 3.0, 3.0
 PUSH_BLOCKS = (4, 8, 16)
 _LIBRARY_CHUNKS = (1, 2, 4)
-_LIBRARY_SMS, _MEMORY_BYTES_PER_US = 132, 4.3e6
+_MEMORY_BYTES_PER_US = 4.3e6
+# A library takes all SMs, also those that a launch of ours leaves to others; as many as it leaves, at least.
+_LIBRARY_BLOCKS = 128
 _COPY_BLOCKS = 4
 _PUSH_GROUP_ROWS = 128
 #: Up to so many gathered rows the weights are what is read: they must be read once.
@@ -94,7 +96,9 @@ def engine_choice(config: KernelConfig, size: GatherSize, max_grid: int, returne
     return GatherChoice(variant="copy_engine", config=config, schedule=schedule, us=us)
 
 
-def library_choice(config: KernelConfig, size: GatherSize, chunks: int = 1) -> GatherChoice:
+def library_choice(
+    config: KernelConfig, size: GatherSize, chunks: int = 1, max_grid: int = _LIBRARY_BLOCKS
+) -> GatherChoice:
     """The copy engine pushes, and the library multiplies: own rows, then each chunk that has come. Rows only."""
     group_rows = ceil(ceil(size.shard_rows / chunks) / _PUSH_GROUP_ROWS) * _PUSH_GROUP_ROWS
     chunks = ceil(size.shard_rows / group_rows)
@@ -102,15 +106,15 @@ def library_choice(config: KernelConfig, size: GatherSize, chunks: int = 1) -> G
     sent_us = size.shard_bytes * (size.world - 1) / _ENGINE_BYTES_PER_US
     engine_us = _ENGINE_START_US + chunks * _ENGINE_CHUNK_US * (size.world - 1) + sent_us
     pieces = [size.shard_rows] + [group_rows] * chunks * (size.world - 1)
-    product_us = [_library_us(rows, size) for rows in pieces]
+    product_us = [_library_us(rows, size, max_grid) for rows in pieces]
     us = max(sum(product_us), engine_us + product_us[-1]) + _GATE_US * len(pieces)
     return GatherChoice(variant="library", config=config, schedule=schedule, us=us)
 
 
-def _library_us(rows: int, size: GatherSize) -> float:
+def _library_us(rows: int, size: GatherSize, max_grid: int) -> float:
     """The library's product of so many rows: whole waves of its largest tile, or its weights from memory."""
     tiles = ceil(rows / 128) * sum(ceil(n / 256) for n in size.n)
-    waves = ceil(tiles / _LIBRARY_SMS)
+    waves = ceil(tiles / max(max_grid, _LIBRARY_BLOCKS))
     multiplied_us = waves * 2 * 128 * 256 * size.inner / SM_FLOP_PER_US
     return max(multiplied_us, sum(size.n) * size.inner * 2 / _MEMORY_BYTES_PER_US)
 
@@ -126,7 +130,7 @@ def choices(base: KernelConfig, size: GatherSize, max_grid: int, returned: bool)
             yield engine_choice(config, size, max_grid, returned)
     if not returned and not size.columns and size.segments == 1:
         for chunks in _LIBRARY_CHUNKS:
-            yield library_choice(base, size, chunks)
+            yield library_choice(base, size, chunks, max_grid)
 
 
 def choose_gather(

@@ -23,7 +23,7 @@ NO_EXCHANGE = ("device/stream_epilogue.cuh", "      exchange.await_partials();\n
 
 #: Rows of an all-gather are read as they are.
 NO_ARRIVALS = (
-    "device/gather.cuh",
+    "device/gather_arrivals.cuh",
     "    if (given_up || (source == known && group < ready)) return;\n",
     "    return;\n",
 )
