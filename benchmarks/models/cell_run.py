@@ -22,7 +22,7 @@ from . import correct
 from .blocks import Workload, workload
 from .cells import LOSS_ROWS, TRUTH_ROWS, Cell
 from .contenders import Call, Contender
-from .overlap import profiled
+from .overlap import overlap_in, record
 from .timing import Step, interleaved, synchronize
 from .turn import Turn
 
@@ -71,6 +71,7 @@ class CellRun:
     turn: Turn
     load: Workload
     say: Callable[[str], None]
+    publish: Callable[[list[Row]], None]
     entries: dict[str, Entry] = field(default_factory=dict)
 
     @property
@@ -205,14 +206,27 @@ class CellRun:
         for name, step in self.steps(which).items():
             with self.step(name, "profiling"):
                 self.turn.enter()
-                seen = profiled(step)
+                profile = record(step)
                 launches = self._traced(step)
+                self.turn.leave()
+                seen = overlap_in(profile)
                 row = self.entries[name].row
                 row[f"{which}_profile"] = {**asdict(seen), "launches": [asdict(one) for one in launches]}
                 inside_us = sum(one.exposed_us for one in launches)
                 # what our kernels expose is inside of them: only a timeline of theirs can tell
                 told = launches or not seen.fused_us
                 row[f"{which}_exposed_us"] = round(seen.exposed_us + inside_us, 1) if told else None
+
+    def rows(self) -> list[Row]:
+        """What is known so far."""
+        found = []
+        for name, entry in self.entries.items():
+            counter = entry.contender.counter
+            known: Row = {"operators": dict(counter.operators), "collectives_left": dict(counter.left)}
+            if name == "mkernel":
+                known["arena_bytes"] = arena_bytes()
+            found.append({**_identity(self.cell), "contender": name, **entry.row, **known})
+        return found
 
     def _traced(self, step: Step) -> list[trace.LaunchSummary]:
         """Our launches of one step, where they write timelines."""
@@ -237,28 +251,36 @@ def arena_bytes() -> int:
     return found.held_bytes() if found is not None else 0
 
 
-def run_cell(
-    cell: Cell, plan: Plan, turn: Turn, mesh: DeviceMesh, cache: Path | None, say: Callable[[str], None]
-) -> list[Row]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a cell is run, and who hears of it: `say` of each step, `publish` of rows as soon as there are some.
+
+    `cache`: a folder for what is compiled, None for nowhere.
+    """
+
+    mesh: DeviceMesh
+    turn: Turn
+    cache: Path | None
+    say: Callable[[str], None]
+    publish: Callable[[list[Row]], None]
+
+
+def run_cell(cell: Cell, plan: Plan, place: Place) -> list[Row]:
     """The cell's rows, one a contender; collective over the pair."""
     forget_compiled()
-    say(f"{cell}: making weights")
+    place.say(f"{cell}: making weights")
+    turn, cache = place.turn, place.cache
     turn.enter()
-    load = workload(cell, mesh, torch.bfloat16)
+    load = workload(cell, place.mesh, torch.bfloat16)
     turn.leave()
-    run = CellRun(cell=cell, plan=plan, turn=turn, load=load, say=say)
+    run = CellRun(cell=cell, plan=plan, turn=turn, load=load, say=place.say, publish=place.publish)
     for name in cell.contenders(plan.contenders, plan.device):
         contender = Contender(
             name=name, module=load.module, graphs=cell.graphs, cache=cache and cache / name, compiled=turn.enter
         )
         run.entries[name] = Entry(contender, contender.call())
     _measure(run)
-    for name, entry in run.entries.items():
-        counter = entry.contender.counter
-        entry.row |= {"operators": dict(counter.operators), "collectives_left": dict(counter.left)}
-        if name == "mkernel":
-            entry.row["arena_bytes"] = arena_bytes()
-    rows = [{**_identity(cell), "contender": name, **entry.row} for name, entry in run.entries.items()]
+    rows = run.rows()
     del run, load
     forget_compiled()
     return rows
@@ -287,6 +309,8 @@ def _measure(run: CellRun) -> None:
     run.check()
     if not run.plan.timeline:
         _race(run)
+        if run.plan.profile:
+            run.publish(run.rows())  # what comes is a look at what is measured already
     if run.plan.profile:
         for which in run.passes:
             run.look(which)

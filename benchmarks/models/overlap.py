@@ -102,13 +102,19 @@ def last_step(events: list[tuple[str, str, float, float]], steps: int) -> list[t
     return sorted(events, key=_start)[-(len(events) // steps) :]
 
 
-def profiled(step: Callable[[], object]) -> Overlap:
-    """The last of three calls of a step that has run before."""
+def record(step: Callable[[], object]) -> torch.profiler.profile:
+    """Three calls of a step that has run before."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+    profile: torch.profiler.profile = torch.profiler.profile(activities=activities)
+    with profile:
         for _ in range(_STEPS):
             step()
         synchronize()
+    return profile
+
+
+def overlap_in(profile: torch.profiler.profile) -> Overlap:
+    """Of the last call; takes the host a second, the device nothing."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from . import results
-from .cell_run import Plan, run_cell
+from .cell_run import Place, Plan, run_cell
 from .cells import Cell
 from .contenders import first_compilation
 from .turn import Turn
@@ -58,10 +59,10 @@ def work(rank: int, say: Callable[[str], None], *, job: Job) -> int:
         if number:
             turn.start_compiling()
         cache = job.folder / "caches" / _slug(cell) if on_gpu else None
-        rows = run_cell(cell, job.plan, turn, mesh, cache, say)
+        place = Place(mesh=mesh, turn=turn, cache=cache, say=say, publish=partial(_write, job, rank))
+        rows = run_cell(cell, job.plan, place)
         turn.finish_cell()
-        if rank == 0:
-            _write(job, rows)
+        _write(job, rank, rows)
         say(f"done {number}")
         done += 1
     return done
@@ -80,8 +81,10 @@ def _allow_async_tp(group: dist.ProcessGroup) -> None:
     enable_symm_mem_for_group(group.group_name)
 
 
-def _write(job: Job, rows: list[dict[str, Any]]) -> None:
-    """Rows to the results; profiles, which are long, to a file beside them."""
+def _write(job: Job, rank: int, rows: list[dict[str, Any]]) -> None:
+    """Rank 0's rows to the results; profiles, which are long, to a file beside them."""
+    if rank != 0:
+        return
     profiles = []
     for row in rows:
         found = {which: row.pop(f"{which}_profile", None) for which in ("fwd", "fwdbwd")}
