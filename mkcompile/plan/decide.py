@@ -167,6 +167,8 @@ def best_candidate(
 
 
 def _weigh(base: Decision, best: Candidate, policy: Policy) -> Decision:
+    # both are predictions: where they contradict each other the more careful one counts
+    best = replace(best, seconds=max(best.seconds, base.ceiling_s))
     gains = best.seconds < base.unfused_s * (1 - MARGIN_FRACTION) - MARGIN_S
     if gains or policy.fuse == "always":
         return replace(base, plan=best.plan, fused_s=best.seconds)
