@@ -7,22 +7,21 @@
 namespace mk {
 
 /// One thread's lane: `begin`, the task, `end`. Waits between the two are told apart by `now` before and `waited` after.
+/// Registers are few beside the accumulators: times are their low words, and what the arguments know is not kept.
 struct Trace {
+  static constexpr u32 kNone = kTraceLanes;
   const LaunchArguments& args;
-  TraceRecord* lane = nullptr;  ///< the lane's header; null: nothing is written
-  u64 start_ns = 0;
+  u32 lane = kNone;  ///< kNone: nothing is written
+  u32 start_ns = 0;
   u32 waited_ns = 0;
 
   /// `writes`: of several threads that do one task together, the one that records it.
   MK_DEVICE Trace(const LaunchArguments& args, u32 lane_index, bool writes = true) : args(args) {
-    if constexpr (kTrace) {
-      const u64 slots = (u64)(blockIdx.x * kTraceLanes + lane_index) * (args.trace_records + 1);
-      if (writes && blockIdx.x < args.trace_blocks) lane = reinterpret_cast<TraceRecord*>(args.trace) + slots;
-    }
+    if constexpr (kTrace) lane = writes && blockIdx.x < args.trace_blocks ? lane_index : kNone;
   }
 
-  MK_DEVICE u64 now() const {
-    if constexpr (kTrace) return global_timer_ns();
+  MK_DEVICE u32 now() const {
+    if constexpr (kTrace) return (u32)global_timer_ns();
     return 0;
   }
   MK_DEVICE void begin() {
@@ -30,18 +29,20 @@ struct Trace {
     waited_ns = 0;
   }
   /// `covered_ns`: so much of it had other work of this thread under way.
-  MK_DEVICE void waited(u64 since_ns, u32 covered_ns = 0) {
-    const u32 passed_ns = (u32)(now() - since_ns);
+  MK_DEVICE void waited(u32 since_ns, u32 covered_ns = 0) {
+    const u32 passed_ns = now() - since_ns;
     waited_ns += passed_ns > covered_ns ? passed_ns - covered_ns : 0;
   }
 
   MK_DEVICE void end(TraceRole role, u32 owner, u32 tile) {
     if constexpr (kTrace) {
-      if (lane == nullptr) return;
-      TraceLaneHeader* header = reinterpret_cast<TraceLaneHeader*>(lane);
+      if (lane == kNone) return;
+      const u64 slots = (u64)(blockIdx.x * kTraceLanes + lane) * (args.trace_records + 1), end_ns = global_timer_ns();
+      TraceRecord* ring = reinterpret_cast<TraceRecord*>(args.trace) + slots;
+      TraceLaneHeader* header = reinterpret_cast<TraceLaneHeader*>(ring);
       const u64 number = header->written;
-      lane[1 + (u32)number % args.trace_records] =
-          TraceRecord{start_ns, now(), waited_ns, tile, args.trace_launch, (u8)role, (u8)owner, {}};
+      ring[1 + (u32)number % args.trace_records] = TraceRecord{
+          end_ns - ((u32)end_ns - start_ns), end_ns, waited_ns, tile, args.trace_launch, (u8)role, (u8)owner, {}};
       header->written = number + 1;
     }
   }
@@ -58,7 +59,7 @@ MK_DEVICE void wait_phase(const LaunchArguments& args, u32 barrier, u32 parity, 
   if constexpr (kTrace) {
     if (mbarrier_test_wait(barrier, parity)) return;
   }
-  const u64 since_ns = trace.now();
+  const u32 since_ns = trace.now();
   wait_phase(args, barrier, parity, role);
   trace.waited(since_ns, covered_ns);
 }

@@ -30,6 +30,7 @@ CONFIGS = [
     KernelConfig(),
     KernelConfig(block_m=64, block_n=32, weight_layout="kn", dtype="float16", has_bias=True, activation="gelu_erf"),
     KernelConfig(operator="gemm_reduce_scatter"),
+    KernelConfig(operator="gemm_reduce_scatter", trace=True),
     KernelConfig(operator="gemm_reduce_scatter", block_n=224, weight_layout="kn"),
     KernelConfig(operator="gemm_all_reduce", broadcast="direct", block_n=128),
     KernelConfig(operator="gemm_all_reduce", broadcast="staged", dtype="float16", has_bias=True),
@@ -139,6 +140,47 @@ def test_kernels_round_the_copy_engine_fit_beside_a_full_sm() -> None:
     assert [int(count) for count in re.findall(r"Used (\d+) registers", cubin.log)] and "C75" not in cubin.log
     assert all(int(count) <= 32 for count in re.findall(r"Used (\d+) registers", cubin.log))
     assert set(re.findall(r"(\d+) bytes spill stores", cubin.log)) == {"0"}
+
+
+#: What the hooks of the timeline would be if there were none.
+NO_TRACE = """
+#pragma once
+#include "abi/trace.h"
+#include "device/sync.cuh"
+namespace mk {
+struct Trace {
+  u32 start_ns = 0;
+  MK_DEVICE Trace(const LaunchArguments&, u32, bool = true) {}
+  MK_DEVICE u32 now() const { return 0; }
+  MK_DEVICE void begin() {}
+  MK_DEVICE void waited(u32, u32 = 0) {}
+  MK_DEVICE void end(TraceRole, u32, u32) {}
+  MK_DEVICE void end_wait(TraceRole, u32, u32) {}
+};
+MK_DEVICE void wait_phase(const LaunchArguments& args, u32 barrier, u32 parity, Role role, Trace&, u32 = 0) {
+  wait_phase(args, barrier, parity, role);
+}
+}  // namespace mk
+"""
+
+
+def instructions(config: KernelConfig, headers: dict[str, str], folder: Path) -> list[str]:
+    """Of the machine code, one a line, without addresses."""
+    code = sass(nvrtc.compile_cubin("k", config.source(), headers, OPTIONS).image, folder)
+    return re.findall(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(.*?);", code, re.MULTILINE)
+
+
+def test_hooks_leave_nothing_in_a_kernel_that_is_not_traced(tmp_path: Path) -> None:
+    without_hooks = {**sources.headers(), "device/trace.cuh": NO_TRACE}
+    product = KernelConfig(block_m=64, block_n=64)
+    plain = instructions(product, sources.headers(), tmp_path)
+    assert len(plain) > 500 and plain == instructions(product, without_hooks, tmp_path)
+    assert len(instructions(dataclasses.replace(product, trace=True), sources.headers(), tmp_path)) > len(plain)
+    reduction = KernelConfig(operator="gemm_reduce_scatter", block_m=64, block_n=32)
+    # not the same text: the assembler breaks a tie between two forms of an addition otherwise
+    hooked, bare = (instructions(reduction, headers, tmp_path) for headers in (sources.headers(), without_hooks))
+    assert len(hooked) == len(bare)
+    assert sum("GLOBALTIMER" in one for one in hooked) == sum("GLOBALTIMER" in one for one in bare) > 0
 
 
 def test_compile_error_carries_the_log() -> None:
