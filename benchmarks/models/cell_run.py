@@ -270,9 +270,8 @@ def run_cell(cell: Cell, plan: Plan, place: Place) -> list[Row]:
     forget_compiled()
     place.say(f"{cell}: making weights")
     turn, cache = place.turn, place.cache
-    turn.enter()
-    load = workload(cell, place.mesh, torch.bfloat16)
-    turn.leave()
+    load = workload(cell, place.mesh, torch.bfloat16)  # a few kernels only: not worth the wait for a turn
+    synchronize()
     run = CellRun(cell=cell, plan=plan, turn=turn, load=load, say=place.say, publish=place.publish)
     for name in cell.contenders(plan.contenders, plan.device):
         contender = Contender(
