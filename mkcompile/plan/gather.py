@@ -18,7 +18,7 @@ GATHER_TILES = tuple(
         (128, 256), (128, 224), (128, 192), (128, 160), (128, 128), (64, 256), (64, 128), (64, 64),
     )
 )  # fmt: skip
-PUSH_BLOCKS = (4, 8)
+PUSH_BLOCKS = (4, 8, 16)
 LIBRARY_CHUNKS = (1, 2, 4)
 _ACROSS_BLOCKS = 16
 _PUSH_CHUNK_BYTES = 16 << 10
