@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 
 from mkcompile.config import ForeignSettings, Settings, read_foreign_settings
+from mkcompile.errors import ProxyUnavailableError
 from mkcompile.inspect import cli
-from mkcompile.inspect.doctor import gpus, network, software, storage, symmetric
+from mkcompile.inspect.doctor import gpus, network, proxy, software, storage, symmetric
 from mkcompile.inspect.doctor.check import Check, Diagnosis, Section
 from mkcompile.inspect.doctor.machine import GpuInfo
 from mkcompile.inspect.doctor.show import diagnosis_to_dict, print_diagnosis
@@ -189,6 +190,26 @@ def test_nics_and_the_transports_that_they_allow(tmp_path: Path) -> None:
 def test_nics_that_are_all_down_are_broken(tmp_path: Path) -> None:
     make_nic(tmp_path, "mlx5_0", "mlx5_core", "DOWN")
     assert by_name(network.section(tmp_path))["verbs devices"].status == "broken"
+
+
+def test_the_proxy_is_opened_on_every_transport() -> None:
+    trials = [
+        proxy.Trial(transport="srd", problem="no EFA device"),
+        proxy.Trial(transport="rc", device="mlx5_0/1", registration="host"),
+        proxy.Trial(transport="tcp", device="tcp", registration="none"),
+    ]
+    found = proxy.check_of(trials)
+    assert found.status == "ok" and "rc: mlx5_0/1, memory registered: host" in found.found
+    assert proxy.check_of(trials[2:]).status == "off" and proxy.check_of(trials[:1]).status == "broken"
+
+
+def test_a_proxy_that_was_not_built_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing() -> None:
+        raise ProxyUnavailableError("the host proxy was not built")
+
+    monkeypatch.setattr(proxy, "library", nothing)
+    check = proxy.check()
+    assert check.status == "missing" and "not built" in check.found and "g++" in check.remedy
 
 
 def test_cache_folders(tmp_path: Path) -> None:

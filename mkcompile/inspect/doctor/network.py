@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from mkcompile.inspect.doctor import proxy
 from mkcompile.inspect.doctor.check import Check, Section
 
 SYS = Path("/sys")
@@ -29,7 +30,8 @@ def section(root: Path = SYS) -> Section:
     """Everything that a group across nodes needs. `root` is where the kernel's tree is mounted."""
     nics = find_nics(root)
     return Section(
-        title="Network", checks=(_devices(nics), _library(), _transports(nics), _memory(root, nics), _locked())
+        title="Network",
+        checks=(_devices(nics), _library(), _transports(nics), proxy.check(), _memory(root, nics), _locked()),
     )
 
 
