@@ -153,8 +153,9 @@ class PreparedTransfers:
         if code:
             driver.check("cuLaunchKernelEx(gather_engine)", code)
 
-    def open(self, stream: int) -> None:
-        """Enter the launch, where no fused kernel does."""
+    def open(self, stream: int, captured: bool) -> None:
+        """Enter the launch, where no fused kernel does; `captured`: into a graph."""
+        self._arguments[0].is_captured = captured
         self._launch(self._device.open, stream)
 
     def start(self, stream: int) -> None:

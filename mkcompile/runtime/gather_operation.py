@@ -109,7 +109,7 @@ class ByLibrary:
         """On torch's current stream, which is `stream`. Raises: DriverError."""
         assert tensors is not None
         size, group_rows = self.form.size, self.choice.schedule.group_rows
-        self.sent.open(stream)
+        self.sent.open(stream, captured)
         self.sent.start(stream)
         self._multiply(tensors, tensors.shard, self.rank * size.shard_rows)
         groups = ceil(size.shard_rows / group_rows)
