@@ -72,6 +72,8 @@ class Constants:
     stream_link_fraction: float
     stream_overlap: float
     stream_exponent: float
+    gather_block_fraction: float
+    gather_push_fraction: float
     gather_arrival_us: float
     gather_gate_us: float
     own_tiles: Mapping[str, float] = field(hash=False)

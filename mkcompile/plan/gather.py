@@ -18,7 +18,8 @@ GATHER_TILES = tuple(
         (128, 256), (128, 224), (128, 192), (128, 160), (128, 128), (64, 256), (64, 128), (64, 64),
     )
 )  # fmt: skip
-PUSH_BLOCKS = (4, 8, 16)
+# Of equals the first: what more blocks cost was little, and fewer were slower than predicted beside long products.
+PUSH_BLOCKS = (16, 8, 4)
 LIBRARY_CHUNKS = (1, 2, 4)
 _ACROSS_BLOCKS = 16
 _PUSH_CHUNK_BYTES = 16 << 10
@@ -80,7 +81,8 @@ class Gather:
         constants, machine = case.machine.constants, case.machine
         one = self.tile_us(case)
         crossing = self.shard_bytes * (site.span.per_node - (0 if self.together else 1))
-        moving = machine.link_us(crossing, machine.push_fraction(blocks)) + constants.flag_us
+        fraction = min(constants.gather_push_fraction, blocks * constants.gather_block_fraction)
+        moving = machine.link_us(crossing, fraction) + constants.flag_us
         moving *= _RETURNED if site.problem.returns_gathered else 1.0
         waves = self._waves_with_joining(tiles, blocks, moving / one)
         arrival = moving + constants.gather_arrival_us + one
