@@ -43,14 +43,20 @@ _SENT_SHARES = {"gemm": 0, "gemm_reduce_scatter": 1, "gemm_all_reduce": 2}
 class Bench:
     """What all measurements of one rank share. Units: `link` bytes a millisecond."""
 
-    arena: Arena
+    arena: Arena | None  # of more than one rank
+    world: int
     link: float
     host_group: dist.ProcessGroup
     rounds: int
 
+    def check(self) -> None:
+        """Raises: what a kernel has reported."""
+        if self.arena is not None:
+            self.arena.fault.check()
+
     def floor_ms(self, op: str, shape: Shape, cublas_ms: float) -> float:
         """No implementation is expected to beat it."""
-        sent_bytes = _SENT_SHARES[op] * shape.m * shape.n * 2 * (self.arena.world - 1) / self.arena.world
+        sent_bytes = _SENT_SHARES[op] * shape.m * shape.n * 2 * (self.world - 1) / self.world
         streamed_ms = shape.n * shape.k * 2 / _HBM_BYTES_PER_MS
         busy_ms = max(cublas_ms, streamed_ms, sent_bytes / self.link)
         return busy_ms + (0.0 if op == "gemm" else _DELIVERY_MS)
@@ -80,7 +86,7 @@ def shapes(options: argparse.Namespace) -> list[Shape]:
 
 def operators(options: argparse.Namespace, shape: Shape) -> list[OperatorName]:
     """Those that have such a shape: rows that are scattered must be as many for every rank."""
-    chosen = options.op or OPERATORS
+    chosen = options.op or (OPERATORS if options.world > 1 else ("gemm",))
     return [op for op in chosen if op != "gemm_reduce_scatter" or shape.m % options.world == 0]
 
 
@@ -146,7 +152,7 @@ def row_of(
     """One JSON line."""
     known = timing or Timing(ms=float("nan"), p10=float("nan"), p90=float("nan"))
     return {
-        "op": op, "M": shape.m, "N": shape.n, "K": shape.k, "world": bench.arena.world, "dtype": "bfloat16",
+        "op": op, "M": shape.m, "N": shape.n, "K": shape.k, "world": bench.world, "dtype": "bfloat16",
         "contender": contender.name, "ms": round(known.ms, 6), "p10": round(known.p10, 6), "p90": round(known.p90, 6),
         "ceiling_ms": round(floor_ms, 6), "floor_ms": round(floor_ms, 6), "checked": timing is not None,
         "variant": contender.variant,
@@ -173,7 +179,7 @@ def eager_timings(bench: Bench, contenders: Sequence[Contender], right: set[str]
 
 def contenders_of(bench: Bench, op: OperatorName, shape: Shape, rotation: Rotation, sweep: bool) -> list[Contender]:
     """cuBLAS first."""
-    variants = swept_variants(op, shape, bench.arena.world) if sweep else chosen_variants(op, shape, bench.arena.world)
+    variants = swept_variants(op, shape, bench.world) if sweep else chosen_variants(op, shape, bench.world)
     mine = [ours(name, variant, rotation, bench.arena) for name, variant in variants]
     named = others(op, rotation, bench.arena)
     return [*(named[:1] if sweep else named), *mine]
@@ -187,13 +193,13 @@ def rows_of(bench: Bench, op: OperatorName, shape: Shape, options: argparse.Name
     taking_part, graphs = contenders_of(bench, op, shape, rotation, options.sweep), {}
     for contender in taking_part:
         graph = checked_graph(op, contender, rotation, alone if contender.name == "cublas" else summed)
-        bench.arena.fault.check()
+        bench.check()
         if graph is not None:
             graphs[contender.name] = graph
     timings = {"graph": measure_graphs(graphs, bench.rounds, bench.host_group)}
     if not options.no_eager and not options.sweep:
         timings["eager"] = eager_timings(bench, taking_part, set(graphs))
-    bench.arena.fault.check()
+    bench.check()
     for regime, found in timings.items():
         floor_ms = bench.floor_ms(op, shape, found["cublas"].ms)
         for contender in taking_part:
@@ -206,9 +212,10 @@ def worker(rank: int, options: argparse.Namespace, port: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(options.world))
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
-    started, arena = time.monotonic(), Arena(256 << 20)
+    started, alone = time.monotonic(), options.world == 1
     bench = Bench(
-        arena=arena, link=measure_link(), host_group=dist.new_group(backend="gloo"), rounds=options.rounds
+        arena=None if alone else Arena(256 << 20), world=options.world, link=1e9 if alone else measure_link(),
+        host_group=dist.new_group(backend="gloo"), rounds=options.rounds,
     )  # fmt: skip
     common = {
         "link_gbps": round(bench.link / 1e6, 1), "commit": options.commit, "torch": torch.__version__,

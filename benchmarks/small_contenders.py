@@ -83,18 +83,18 @@ def default_variant(config: KernelConfig, size: LaunchSize, grid: int) -> Varian
     return Variant(config=chosen, schedule=choose_schedule(chosen, size, grid))
 
 
-def ours(name: str, variant: Variant, rotation: Rotation, arena: Arena) -> Contender:
+def ours(name: str, variant: Variant, rotation: Rotation, arena: Arena | None) -> Contender:
     """This project's kernel, prepared for every weight."""
     config = variant.config
     (m, _), n = rotation.x.shape, rotation.weights[0].shape[0]
-    rows = m // arena.world if config.operator == "gemm_reduce_scatter" else m
+    rows = m // arena.world if arena is not None and config.operator == "gemm_reduce_scatter" else m
     outs: tuple[int, ...] = ()
     if config.broadcast == "direct":
         out, outs = symmetric_matrix(rows, n, rotation.x.dtype)
     else:
         out = rotation.x.new_empty(rows, n)
     kernel = load_kernel(compile_kernel(config), torch.cuda.current_device())
-    peers = arena.peers(outs) if config.reduces else None
+    peers = arena.peers(outs) if arena is not None and config.reduces else None
 
     def call_of(weight: Tensor) -> Callable[[], Tensor]:
         terms = ((Matrix.of(rotation.x), Matrix.of(weight)),)
@@ -158,9 +158,11 @@ def _reduce_scatter(rotation: Rotation, arena: Arena) -> Iterator[Contender]:
     yield _rotated("cublas_nccl", rotation, nccl)
 
 
-def others(op: OperatorName, rotation: Rotation, arena: Arena) -> list[Contender]:
+def others(op: OperatorName, rotation: Rotation, arena: Arena | None) -> list[Contender]:
     """Everyone but this project; cuBLAS's GEMM first, for the floor."""
     base = [cublas(rotation)]
+    if arena is None:
+        return base
     if op == "gemm_all_reduce":
         return [*base, *_all_reduce(rotation, arena)]
     return [*base, *_reduce_scatter(rotation, arena)] if op == "gemm_reduce_scatter" else base

@@ -38,9 +38,9 @@ def swept_variants(op: OperatorName, shape: Shape, world: int) -> Named:
 
 def _is_sensible(config: KernelConfig, size: LaunchSize) -> bool:
     """Not too few blocks, not too many waves, not mostly padding."""
-    waves = size.tiles(config) * config.split / num_sms()
-    wastes = (config.block_m == 128 and size.m <= 64) or (config.block_n == 32 and size.m > 64)
-    idles = config.ping_pong and waves <= 1
-    slow = size.m >= 256 and config.block_n == 64 and size.k > 2048
+    waves, tile_n = size.tiles(config) * config.split / num_sms(), config.block_n
+    wastes = (config.block_m == 128 and size.m <= 64) or (config.block_m == 64 and size.m > 128)
+    idles = (config.ping_pong and waves <= 1) or (config.split > 1 and waves > 1 and not config.ping_pong)
+    slow = config.block_n == 32 or (config.split == 4 and not config.ping_pong) or (size.m >= 512 and tile_n == 64)
     fits = can_stream(config, size) and 0.4 <= waves <= _MOST_WAVES * config.split
     return fits and not (wastes or idles or slow)

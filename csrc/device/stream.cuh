@@ -36,7 +36,9 @@ struct StreamCompute {
     const u32 k_blocks = plan.last_k() - plan.first_k();
     float acc[Tile::kMine][Tile::kGroupN / 2];
     if constexpr (Tile::kPingPong) {
-      multiply_slabs<typename Op::Element>(args, memory, ring, k_blocks, acc, trace);
+      const Turns<Tile> turns{args, memory};
+      turns.wait(epilogue.exchange.turn, trace);
+      multiply_slabs<typename Op::Element>(args, memory, ring, k_blocks, turns.taken(group), acc, trace);
     } else {
       multiply_tile<typename Op::Element>(args, memory, ring, group, k_blocks, acc[0], trace);
     }
@@ -132,6 +134,7 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
   const SharedMemory<Tile> memory{(shared_address(dynamic_shared) + 1023) & ~1023u};
   if (threadIdx.x == 0) {
     Exchange<Tile>{args, memory}.init();
+    Turns<Tile>{args, memory}.init();
     memory.init();
   }
   if (threadIdx.x == 32) prefetch_tensor_map(&args.a[0]);

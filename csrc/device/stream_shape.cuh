@@ -29,7 +29,7 @@ struct StreamShape : OperandShape<kBlockM_, kBlockN_, kWeightIsKn_> {
 
   static constexpr int kPanelOffset = kStages * kStageBytes;  ///< of the exchange buffers
   static constexpr int kSpareOffset = kPanelOffset, kBarrierOffset = kPanelOffset + 2 * kExchangeBytes;
-  static constexpr int kBarriers = 2 * kStages + 5;
+  static constexpr int kBarriers = 2 * kStages + 7;
   static constexpr int kWordOffset = kBarrierOffset + kBarriers * 8;
   static constexpr int kSharedBytes = 1024 + kWordOffset + 16 + kStages * 8;
   static_assert(kSharedBytes <= 232448, "shared memory of one SM");
@@ -85,6 +85,24 @@ struct Exchange {
   }
 };
 
+/// Who multiplies: a group waits for its turn, so that it never waits for a phase of a stage's barrier while an earlier
+/// one of the same parity is still to come.
+template <class Tile>
+struct Turns {
+  const LaunchArguments& args;
+  const SharedMemory<Tile>& memory;
+
+  /// All threads of a group have seen the last k-block of their tile.
+  MK_DEVICE u32 taken(u32 group) const { return memory.barrier(2 * Tile::kStages + 4 + group); }
+  MK_DEVICE void init() const {
+    for (u32 group = 0; group < 2; ++group) mbarrier_init(taken(group), 128);
+  }
+  /// Before tile number `turn` of this block.
+  MK_DEVICE void wait(u32 turn, Trace& trace) const {
+    if (turn > 0) wait_phase(args, taken((turn - 1) % 2), (turn - 1) / 2 & 1, kComputeRole, trace);
+  }
+};
+
 /// Which tiles there are, and which part of each this block takes.
 template <class Tile>
 struct StreamPlan {
@@ -133,10 +151,11 @@ MK_DEVICE void stream_load_role(const LaunchArguments& args, const SharedMemory<
   }
 }
 
-/// Compute role: all slabs of a tile by one group. As multiply_tile, of which every slab shares the weight.
+/// Compute role: all slabs of a tile by one group. As multiply_tile; the slabs share the weight. All threads arrive at
+/// `taken` once no k-block is left to wait for.
 template <class Element, class Tile, int kAccumulators>
 MK_DEVICE void multiply_slabs(const LaunchArguments& args, const SharedMemory<Tile>& memory, Ring<Tile>& ring,
-                              u32 k_blocks, float (&acc)[Tile::kMine][kAccumulators], Trace& trace) {
+                              u32 k_blocks, u32 taken, float (&acc)[Tile::kMine][kAccumulators], Trace& trace) {
   using Mma = Wgmma<Tile::kGroupN, Element, Tile::kWeightIsKn>;
   constexpr u32 kStepB = Tile::kWeightIsKn ? 16 * Tile::kRowBytes : 32;
   const bool leader = threadIdx.x % 128 == 0;
@@ -165,6 +184,7 @@ MK_DEVICE void multiply_slabs(const LaunchArguments& args, const SharedMemory<Ti
     previous = ring.stage;
     ring.advance();
   }
+  mbarrier_arrive(taken);
   wgmma_wait<0>();
   if (leader) mbarrier_arrive(memory.stage_empty(previous));
 }

@@ -121,7 +121,7 @@ class KernelConfig:
     def _fixed_shared_bytes(self) -> int:
         if self.streams:
             slice_bytes = self.block_m * self.block_n * 4 // self.split
-            return 1024 + 2 * (self.split - 1) * slice_bytes + 5 * 8 + 16
+            return 1024 + 2 * (self.split - 1) * slice_bytes + 7 * 8 + 16
         spare_bytes = 2 * 64 * self.panel_n * 2 if self.broadcast == "staged" else 0
         copy_barriers = 2 + 2 * self.num_panels if self.broadcast == "staged" else 0
         barriers = 3 * 2 * self.num_panels + copy_barriers + 1

@@ -6,18 +6,25 @@ only the SMs that the first has left.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tests.gpu.pair import Pair
+from tests.gpu.pair import Pair, Product
 from tests.gpu.stream_cases import ROUNDS, check_all, ready_products
 
+#: Launches that leave no SM to others.
+FEW_ROWS = tuple(
+    Product(operator=operator, rows=rows, n=8192, k=1024, integers=True, seed=9)
+    for operator, rows in (("gemm_all_reduce", 64), ("gemm_reduce_scatter", 32), ("gemm_all_reduce", 256))
+)
 
-def _beside_nccl(pair: Pair, first: int, num_elements: int) -> dict[str, Any]:
+
+def _beside_nccl(pair: Pair, first: int, num_elements: int, products: Sequence[Product] = ()) -> dict[str, Any]:
     """Rank `first` gives NCCL its collective before the launch, the other after it."""
-    ready = ready_products(pair)
+    ready = ready_products(pair, products)
     payloads = [torch.ones(num_elements, device=pair.device) for _ in range(ROUNDS)]
     dist.all_reduce(torch.ones_like(payloads[0]))
     pair.meet()
@@ -59,7 +66,19 @@ def large_first_on_rank_1(pair: Pair) -> dict[str, Any]:
     return _beside_nccl(pair, first=1, num_elements=8 << 20)
 
 
+def few_rows_first_on_rank_0(pair: Pair) -> dict[str, Any]:
+    """Streaming kernels on all SMs."""
+    return _beside_nccl(pair, first=0, num_elements=8 << 20, products=FEW_ROWS)
+
+
+def few_rows_first_on_rank_1(pair: Pair) -> dict[str, Any]:
+    """The other way round."""
+    return _beside_nccl(pair, first=1, num_elements=8 << 20, products=FEW_ROWS)
+
+
 CASES = {
+    "few_rows_first_on_rank_0": few_rows_first_on_rank_0,
+    "few_rows_first_on_rank_1": few_rows_first_on_rank_1,
     "small_first_on_rank_0": small_first_on_rank_0,
     "large_first_on_rank_0": large_first_on_rank_0,
     "large_first_on_rank_1": large_first_on_rank_1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,10 +25,12 @@ def _products() -> list[tuple[Product, Product]]:
     ]
 
 
-def ready_products(pair: Pair) -> list[tuple[Product, tuple[Any, ...], tuple[Tensor, Tensor]]]:
+def ready_products(
+    pair: Pair, products: Sequence[Product] = ()
+) -> list[tuple[Product, tuple[Any, ...], tuple[Tensor, Tensor]]]:
     """Products with operands and expected results; each has been launched once, so that all kernels are loaded."""
     ready = []
-    for product in (one for both in _products() for one in both):
+    for product in products or [one for both in _products() for one in both]:
         operands = product.inputs(pair, pair.rank)
         expected = product.expected(pair)
         product.check(pair, product.call(pair, *operands), expected)

@@ -1,0 +1,111 @@
+"""The ring of stages under math groups that take turns: random orders of a block's threads, with mbarriers as they are.
+
+A wait for a parity ends when the phase that is under way has the other one, so a thread that is two phases off takes
+what is not there yet. Each thread below does what `stream_load_role` and `StreamCompute` do with the barriers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+Wait = tuple["Barrier", int]
+
+
+@dataclass(slots=True)
+class Barrier:
+    """An mbarrier: completes a phase when all have arrived."""
+
+    arrivals: int
+    pending: int = 0
+    phase: int = 0
+
+    def __post_init__(self) -> None:
+        self.pending = self.arrivals
+
+    def arrive(self) -> None:
+        self.pending -= 1
+        assert self.pending >= 0
+        if self.pending == 0:
+            self.phase, self.pending = self.phase + 1, self.arrivals
+
+    def passes(self, parity: int) -> bool:
+        return self.phase % 2 != parity
+
+
+@dataclass(slots=True)
+class Block:
+    """One block. `stages[i]` is the number of the k-block that stage i holds."""
+
+    num_stages: int
+    tiles: int
+    k_blocks: int
+    takes_turns: bool = True
+    full: list[Barrier] = field(init=False)
+    empty: list[Barrier] = field(init=False)
+    taken: list[Barrier] = field(init=False)
+    stages: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.full = [Barrier(1) for _ in range(self.num_stages)]
+        self.empty = [Barrier(1) for _ in range(self.num_stages)]
+        self.taken = [Barrier(2) for _ in range(2)]  # two threads stand for the 128 of a group
+        self.stages = [-1] * self.num_stages
+
+    def load(self) -> Iterator[Wait]:
+        for number in range(self.tiles * self.k_blocks):
+            stage, parity = number % self.num_stages, number // self.num_stages % 2
+            yield self.empty[stage], parity ^ 1
+            self.stages[stage] = number
+            self.full[stage].arrive()
+
+    def multiply(self, group: int, leads: bool) -> Iterator[Wait]:
+        for turn in range(group, self.tiles, 2):
+            if turn > 0 and self.takes_turns:
+                yield self.taken[(turn - 1) % 2], (turn - 1) // 2 % 2
+            previous = -1
+            for number in range(turn * self.k_blocks, (turn + 1) * self.k_blocks):
+                stage, parity = number % self.num_stages, number // self.num_stages % 2
+                yield self.full[stage], parity
+                assert self.stages[stage] == number, f"k-block {self.stages[stage]} instead of {number}"
+                if previous >= 0 and leads:
+                    self.empty[previous].arrive()
+                previous = stage
+            self.taken[group].arrive()
+            if leads:
+                self.empty[previous].arrive()
+
+    def run(self, order: random.Random) -> None:
+        """Whoever can goes on, in random order. The threads of a group multiply together: they stay in step."""
+        threads = [self.load(), *(self.multiply(group, leads) for group in range(2) for leads in (False, True))]
+        waits: list[Wait | None] = [next(thread, None) for thread in threads]
+        while any(wait is not None for wait in waits):
+            ready = [i for i, wait in enumerate(waits) if wait is not None and wait[0].passes(wait[1])]
+            ready = [i for i in ready if not self._is_ahead(i, waits)]
+            assert ready, "stuck"
+            chosen = order.choice(ready)
+            waits[chosen] = next(threads[chosen], None)
+
+    @staticmethod
+    def _is_ahead(thread: int, waits: list[Wait | None]) -> bool:
+        """The leading thread gives a stage back when the products of the whole group have read it."""
+        return thread in (2, 4) and waits[thread - 1] == waits[thread]
+
+
+SIZES = [(stages, tiles, k) for stages in (2, 4, 7) for tiles in (1, 2, 3, 6) for k in (1, 2, 4, 7, 8, 16)]
+
+
+def test_every_group_finds_its_own_k_blocks() -> None:
+    for stages, tiles, k_blocks in SIZES:
+        for seed in range(8):
+            Block(num_stages=stages, tiles=tiles, k_blocks=k_blocks).run(random.Random(seed))
+
+
+def test_without_turns_a_group_takes_what_is_not_there_yet() -> None:
+    with pytest.raises(AssertionError):
+        for stages, tiles, k_blocks in SIZES:
+            for seed in range(8):
+                Block(num_stages=stages, tiles=tiles, k_blocks=k_blocks, takes_turns=False).run(random.Random(seed))
