@@ -10,6 +10,7 @@ import json
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from mkcompile.config import settings
 from mkcompile.errors import UnsupportedDeviceError
 from mkcompile.plan.topology import GB200, H200, Gpu, Topology, preset
-from mkcompile.runtime import driver, nvrtc
+from mkcompile.runtime import driver, nvrtc, sources
 from mkcompile.runtime.abi import MAX_WORLD
 from mkcompile.runtime.exchange import Exchange
 
@@ -147,8 +148,19 @@ def local_topology() -> Topology:
         gpus_per_node=count,
         p2p=all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs),
         multicast=False,
-        versions={"torch": torch.__version__, "cuda": str(torch.version.cuda)},
+        versions={
+            "torch": torch.__version__,
+            "cuda": str(torch.version.cuda),
+            "driver": driver_version() or "unknown",
+            "kernels": sources.digest(),
+        },
     )
+
+
+def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """As the kernel module says it; None where there is none."""
+    words = path.read_text().split() if path.exists() else []
+    return next((word for word in words if word[0].isdigit() and "." in word), None)
 
 
 def _gpu(name: str, capability: tuple[int, int], num_sms: int) -> Gpu:

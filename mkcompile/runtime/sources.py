@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import cache
 from pathlib import Path
 
@@ -62,3 +63,10 @@ def headers() -> dict[str, str]:
     }
     found["device/generated/wgmma.cuh"] = wgmma_header()
     return found
+
+
+@cache
+def digest() -> str:
+    """A name for all of them: what was measured with other kernels does not hold for these."""
+    text = "".join(f"{name}\0{header}\0" for name, header in sorted(headers().items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

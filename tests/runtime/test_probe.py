@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from mkcompile.runtime.exchange import Exchange
-from mkcompile.runtime.probe import DeviceFacts, compare_facts, local_topology, obstacle_of_group
+from mkcompile.runtime.probe import DeviceFacts, compare_facts, driver_version, local_topology, obstacle_of_group
 from tests.runtime.fakes import lone_group
 
 UUIDS = ("a", "b", "c")
@@ -78,3 +79,12 @@ def test_a_fake_group_is_not_waited_for() -> None:
         group = dist.group.WORLD
         assert group is not None
         assert "fake" in compare_facts(Exchange(group, "test"), torch.device("cpu"))
+
+
+def test_the_driver_is_read_from_the_kernel_modules_own_words(tmp_path: Path) -> None:
+    file = tmp_path / "version"
+    assert driver_version(file) is None
+    file.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version 12\n"
+    )
+    assert driver_version(file) == "580.159.04"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch._C._autograd import DeviceType
+
+from mkcompile.runtime.probe import driver_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +53,7 @@ class ThisMachine:
 
     def driver(self) -> str | None:
         """As the kernel module says it."""
-        path = Path("/proc/driver/nvidia/version")
-        if not path.exists():
-            return None
-        words = path.read_text().split()
-        return next((word for word in words if word[0].isdigit() and "." in word), None)
+        return driver_version()
 
     def gpus(self) -> list[GpuInfo]:
         """By torch's order."""
