@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._dynamo.utils import counters
 from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -105,6 +106,7 @@ class CellRun:
     def compile(self, name: str, kind: str) -> None:
         """Both passes, each compiled at its first call. Seconds leave out the wait for other pairs' turns."""
         contender, call = self.entries[name].contender, self.entries[name].call
+        skipped = counters["inductor"]["cudagraph_skips"]
         with contender.compiling():
             for which in self.passes:
                 with self.step(name, f"compiling {which} of"):
@@ -116,6 +118,8 @@ class CellRun:
                     self.entries[name].row[f"compile_{kind}_{which}_s"] = round(seconds, 2)
                 if self.cell.graphs:
                     self.capture(name, which)
+        if self.cell.graphs:
+            self.entries[name].row["cudagraph_skips"] = counters["inductor"]["cudagraph_skips"] - skipped
         if self.cell.graphs and not self.entries[name].works:
             forget_compiled()  # what it left in the pool of the CUDA graphs would fail the others, too
 
