@@ -52,7 +52,10 @@ def _keep_apart(node: ir.FallbackKernel) -> None:
     nothing else there, neither in place nor later. What it would put there could leave the graph, and live as long as
     the user likes, on one rank longer than on another.
     """
-    for result in node.outputs:
+    # one buffer for the call and its result in torch 2.14, two before
+    results = [node] if isinstance(node.layout, ir.FixedLayout) else node.outputs
+    assert results
+    for result in results:
         assert isinstance(result.layout, ir.FixedLayout)
         result.layout = ir.CommBufferLayout(result.layout, ir.CommBufferType.SYMM_MEM, _GROUP)
         V.graph.never_reuse_buffers.add(result.get_name())
