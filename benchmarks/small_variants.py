@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mkcompile.ops.problem import Problem
+from mkcompile.plan.decide import Policy, decide
+from mkcompile.plan.topology import preset
+from mkcompile.runtime.form import Form
 from mkcompile.runtime.kernel_config import KernelConfig, OperatorName
-from mkcompile.runtime.stream_schedule import can_stream, stream_configs, stream_schedule
+from mkcompile.runtime.stream_schedule import StreamForm, can_stream, stream_configs, stream_schedule, stream_tactic
+from mkcompile.runtime.tactics import from_plan
 from mkcompile.runtime.tile_schedule import LaunchSize
 
 from .shapes import Shape
@@ -16,15 +21,45 @@ _MOST_WAVES = 4
 
 
 def chosen_variants(op: OperatorName, shape: Shape, world: int) -> Named:
-    """By the runtime's model."""
-    size = size_of(op, shape, world)
-    return [(name, default_variant(config, size, max_grid())) for name, config in default_configs(op)]
+    """By the planner; the GEMM alone, which no operator launches, by what the sweep says."""
+    if op == "gemm":
+        return [("mkcompile", _gemm_variant(size_of(op, shape, world)))]
+    return [(name, _planned(config, shape, world)) for name, config in default_configs(op)]
+
+
+def _planned(config: KernelConfig, shape: Shape, world: int) -> Variant:
+    """The planner's choice among the streaming kernels and the others that store results in the config's way."""
+    size = size_of(config.operator, shape, world)
+    problem = Problem(
+        operator=config.operator, m=shape.m, n=shape.n, k=shape.k, world_size=world, dtype="bfloat16", dtype_bytes=2
+    )
+    variant = {"gemm_reduce_scatter": "push"}.get(config.operator, config.broadcast)
+    available = frozenset({f"{config.operator}/{variant}", f"{config.operator}/stream"})
+    policy = Policy(fuse="always", reserve_sms=num_sms() - max_grid(), available=available)
+    plan = decide(problem, preset("2xh200"), policy).plan
+    form = Form(config=config, size=size, out_shape=(shape.m, shape.n), scale=1.0)
+    tactic = from_plan(form, plan, max_grid())
+    assert tactic is not None, plan
+    return Variant(config=tactic[0], schedule=tactic[1])
+
+
+def _gemm_variant(size: LaunchSize) -> Variant:
+    rows = 64 if size.m <= 64 else 128
+    columns = 64 if size.m <= 128 else 128
+    tiles = -(-size.m // rows) * -(-size.n // columns)
+    split = 2 if 2 * tiles <= num_sms() else 1
+    config, schedule = stream_tactic(KernelConfig(), size, StreamForm((rows, columns), split), num_sms())
+    return Variant(config=config, schedule=schedule)
 
 
 def swept_variants(op: OperatorName, shape: Shape, world: int) -> Named:
     """The runtime's choice of tiles, and every streaming kernel that is not absurd."""
     size = size_of(op, shape, world)
-    found = [(f"{name} {variant.text}", variant) for name, variant in chosen_variants(op, shape, world)]
+    found = [
+        (f"{name} {variant.text}", variant)
+        for name, base in default_configs(op)
+        for variant in [default_variant(base, size, max_grid())]
+    ]
     for config in stream_configs(default_configs(op)[0][1]):
         if not _is_sensible(config, size):
             continue
