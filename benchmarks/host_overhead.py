@@ -154,7 +154,7 @@ def compiled_layer() -> dict[str, float]:
         torch._dynamo.reset()
         backend = {"backend": "inductor"} if kind == "inductor" else {"backend": mkernel, "options": _ALWAYS}
         with fresh_cache(), torch.no_grad():
-            compiled = torch.compile(chain, **backend)  # type: ignore[call-overload]
+            compiled = torch.compile(chain, **backend)
             for _ in range(3):
                 compiled(x)
             times[kind] = round(best_us(lambda: compiled(x), calls=_CALLS // _LAYERS) / _LAYERS, 2)  # noqa: B023

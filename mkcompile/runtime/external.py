@@ -54,8 +54,8 @@ _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 _from_capsule = torch._C._from_dlpack  # type: ignore[attr-defined]
-is_expired: Any = torch.UntypedStorage._expired  # type: ignore[attr-defined]
-free_watch: Any = torch.UntypedStorage._free_weak_ref  # type: ignore[attr-defined]
+is_expired: Any = torch.UntypedStorage._expired
+free_watch: Any = torch.UntypedStorage._free_weak_ref
 
 
 class Blueprint:
@@ -93,5 +93,6 @@ class Blueprint:
 
 def watch(tensor: Tensor) -> int:
     """A handle for `is_expired`, to be given back by `free_watch`."""
-    handle: int = tensor.untyped_storage()._weak_ref()
+    storage: Any = tensor.untyped_storage()
+    handle: int = storage._weak_ref()
     return handle
