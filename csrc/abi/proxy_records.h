@@ -1,5 +1,6 @@
 #pragma once
-// What Python reads of a running proxy, and the options that it starts one with; mkcompile.runtime.proxy.abi mirrors it.
+// What Python reads of a running proxy, and the options that it starts one with. mkcompile.runtime.proxy.abi mirrors
+// this file.
 #include "abi/types.h"
 
 namespace mk {
@@ -47,7 +48,7 @@ struct ProxyOptions {
   u64 region_base, region_bytes, flags_offset;
   u64 ring_control, ring_slots;  ///< memory of the ring (pinned, zero), or 0: the proxy allocates it
   u64 copy_context, copy_start, copy_finished;        ///< host::CopyEngine
-  u64 flag_context, flag_flush, flag_write;           ///< host::FlagWriter
+  u64 flag_context, flag_flush, flag_write, flag_commit;  ///< host::FlagWriter
   u64 bounce_base, bounce_bytes;                      ///< pinned memory for regions that a network can't reach, or 0
   u64 peer_bases;                                     ///< emulated: u64[world], regions as mapped here, or 0
   u64 dmabuf_offset;

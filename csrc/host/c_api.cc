@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "host/cuda/engine.h"
 #include "host/session.h"
 #include "host/transports.h"
 
@@ -16,6 +17,10 @@ using mk::host::Session;
 
 struct MkProxy {
   std::unique_ptr<Session> session;
+};
+
+struct MkCudaEngine {
+  std::unique_ptr<mk::host::cuda::Engine> engine;
 };
 
 namespace {
@@ -98,3 +103,19 @@ int mk_proxy_close(MkProxy* proxy, u64 limit_ns, Error* error) {
   if (failure.number == 0 || proxy->session->proxy().stopped()) delete proxy;
   return give(failure, error);
 }
+
+int mk_cuda_engine_open(int device, MkCudaEngine** engine, MkHooks* hooks, Error* error) {
+  mk::host::cuda::Driver driver{};
+  if (Error failure = mk::host::cuda::load_driver(driver)) return give(failure, error);
+  auto made = mk::host::cuda::Engine::open(driver, device, *error);
+  if (!made) return error->number;
+  const mk::host::CopyEngine copies = made->copies();
+  const mk::host::FlagWriter flags = made->flags();
+  *hooks = {reinterpret_cast<u64>(copies.context), reinterpret_cast<u64>(copies.start),
+            reinterpret_cast<u64>(copies.finished), reinterpret_cast<u64>(flags.write),
+            reinterpret_cast<u64>(flags.commit)};
+  *engine = new MkCudaEngine{std::move(made)};
+  return 0;
+}
+
+void mk_cuda_engine_close(MkCudaEngine* engine) { delete engine; }

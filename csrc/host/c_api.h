@@ -11,6 +11,12 @@
 #define MK_EXPORT extern "C" __attribute__((visibility("default")))
 
 struct MkProxy;
+struct MkCudaEngine;
+
+/// Functions of an engine, as ProxyOptions takes them.
+struct MkHooks {
+  mk::u64 context, copy_start, copy_finished, flag_write, flag_commit;
+};
 
 /// Where one field of a shared structure lies.
 struct MkLayout {
@@ -55,3 +61,7 @@ MK_EXPORT int mk_proxy_wait_flag(MkProxy* proxy, mk::u32 chunk, mk::u32 epoch, m
 
 /// Ends the proxy and frees it. Where a callback never comes back it is leaked, and ETIMEDOUT returned.
 MK_EXPORT int mk_proxy_close(MkProxy* proxy, mk::u64 limit_ns, mk::host::Error* error);
+
+/// Copies and flags for the memory of one CUDA device. It must outlive the proxies that use it, one at a time.
+MK_EXPORT int mk_cuda_engine_open(int device, MkCudaEngine** engine, MkHooks* hooks, mk::host::Error* error);
+MK_EXPORT void mk_cuda_engine_close(MkCudaEngine* engine);

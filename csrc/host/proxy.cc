@@ -182,6 +182,12 @@ bool Proxy::progress() noexcept {
     break_down(error_);
     return true;
   }
+  if (flag_writer_.commit != nullptr) {
+    if (const i32 status = flag_writer_.commit(flag_writer_.context)) {
+      break_down(fail({"flag", transport_->device()}, -status));
+      return true;
+    }
+  }
   for (int i = 0; i < count; ++i) {
     if (!window_.in_flight(tickets[i])) {
       break_down(fail({"poll", transport_->device()}, EPROTO, "a completion of %llu, which is not in flight",

@@ -41,6 +41,7 @@ FlagWriter flag_writer(const ProxyOptions& options) {
   writer.context = reinterpret_cast<void*>(options.flag_context);
   writer.flush = function_at<decltype(writer.flush)>(options.flag_flush);
   writer.write = function_at<decltype(writer.write)>(options.flag_write);
+  writer.commit = function_at<decltype(writer.commit)>(options.flag_commit);
   return writer;
 }
 

@@ -88,6 +88,8 @@ struct FlagWriter {
   i32 (*flush)(void* context) = nullptr;
   /// Stores `value` at `flag`, ordered after the flush. 0, or a negative errno.
   i32 (*write)(void* context, void* flag, u32 value) = nullptr;
+  /// Issues what write() has only collected; called once a round, after poll(). 0, or a negative errno. May be null.
+  i32 (*commit)(void* context) = nullptr;
 };
 
 /// Publishes flags of the own region; implemented by the proxy, called by transports from poll() on the proxy thread.

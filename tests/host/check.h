@@ -22,6 +22,7 @@ std::vector<Test> record_tests();
 std::vector<Test> window_tests();
 std::vector<Test> proxy_tests();
 std::vector<Test> emulated_tests();
+std::vector<Test> cuda_tests();
 std::vector<Test> tcp_tests();
 std::vector<Test> tcp_fault_tests();
 

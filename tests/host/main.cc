@@ -11,7 +11,7 @@ std::vector<mk::test::Test> all_tests() {
   std::vector<mk::test::Test> all;
   for (const auto& some :
        {mk::test::ring_tests(), mk::test::record_tests(), mk::test::window_tests(), mk::test::proxy_tests(),
-        mk::test::emulated_tests(), mk::test::tcp_tests(), mk::test::tcp_fault_tests()}) {
+        mk::test::emulated_tests(), mk::test::cuda_tests(), mk::test::tcp_tests(), mk::test::tcp_fault_tests()}) {
     all.insert(all.end(), some.begin(), some.end());
   }
   return all;

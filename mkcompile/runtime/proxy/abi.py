@@ -81,6 +81,7 @@ class ProxyOptions(ctypes.Structure):
         ("flag_context", _U64),
         ("flag_flush", _U64),
         ("flag_write", _U64),
+        ("flag_commit", _U64),
         ("bounce_base", _U64),
         ("bounce_bytes", _U64),
         ("peer_bases", _U64),
@@ -132,6 +133,18 @@ class Facts(ctypes.Structure):
     )
 
 
+class CudaHooks(ctypes.Structure):
+    """Functions of a CUDA engine, as `ProxyOptions` takes them."""
+
+    _fields_ = (
+        ("context", _U64),
+        ("copy_start", _U64),
+        ("copy_finished", _U64),
+        ("flag_write", _U64),
+        ("flag_commit", _U64),
+    )
+
+
 class Layout(ctypes.Structure):
     """Where the library has one field of a structure; an empty field name stands for the whole."""
 
@@ -145,6 +158,7 @@ MIRRORS: dict[str, type[ctypes.Structure]] = {
     "ProxyOptions": ProxyOptions,
     "Error": Error,
     "MkFacts": Facts,
+    "MkHooks": CudaHooks,
 }
 
 

@@ -31,6 +31,11 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "mk_proxy_push": ((_HANDLE, ctypes.POINTER(abi.Command), _U64, _U64_P), ctypes.c_int),
     "mk_proxy_wait_retired": ((_HANDLE, _U64, _U64), ctypes.c_int),
     "mk_proxy_wait_flag": ((_HANDLE, _U32, _U32, _U64, _U32_P), ctypes.c_int),
+    "mk_cuda_engine_open": (
+        (ctypes.c_int, ctypes.POINTER(_HANDLE), ctypes.POINTER(abi.CudaHooks), _ERROR_P),
+        ctypes.c_int,
+    ),
+    "mk_cuda_engine_close": ((_HANDLE,), None),
     "mk_proxy_close": ((_HANDLE, _U64, _ERROR_P), ctypes.c_int),
 }
 

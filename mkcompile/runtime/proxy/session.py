@@ -77,7 +77,7 @@ def proxy_options(place: Place, region: Region, config: ProxyConfig, hooks: Hook
     )
     for name in ("lanes", "max_outstanding", "ring_capacity", "timeline_capacity", "seed"):
         setattr(options, name, getattr(config, name))
-    for name in Hooks.__dataclass_fields__:
+    for name in Hooks.__dataclass_fields__.keys() - {"keep"}:
         setattr(options, name, getattr(hooks, name))
     return options
 

@@ -62,7 +62,7 @@ class Hooks:
     """C functions (addresses) for memory that the CPU can't touch; `csrc/host/transport.h` has their types.
 
     `bounce_*` is pinned memory for networks that can't reach the region; `peer_bases` is the address of an array with
-    every rank's region as mapped here (emulated). 0: none.
+    every rank's region as mapped here (emulated). 0: none. `keep` owns what the addresses belong to.
     """
 
     copy_context: int = 0
@@ -71,9 +71,11 @@ class Hooks:
     flag_context: int = 0
     flag_flush: int = 0
     flag_write: int = 0
+    flag_commit: int = 0
     bounce_base: int = 0
     bounce_bytes: int = 0
     peer_bases: int = 0
+    keep: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

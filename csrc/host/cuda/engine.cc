@@ -1,0 +1,143 @@
+#include "host/cuda/engine.h"
+
+#include <cerrno>
+
+namespace mk::host::cuda {
+
+namespace {
+
+constexpr unsigned kNonBlocking = 1;    // CU_STREAM_NON_BLOCKING
+constexpr unsigned kNoTiming = 2;       // CU_EVENT_DISABLE_TIMING
+constexpr int kWritesOrdering = 118;    // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
+constexpr int kOrderedForOwner = 100;   // CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
+constexpr int kCurrentContext = 0;      // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX
+constexpr int kToOwner = 100;           // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER
+
+}  // namespace
+
+Engine::Engine(const Driver& driver, int device)
+    : driver_(driver), device_(device), numbers_(kTokens), marks_(kEvents), pending_(kFlagsARound) {}
+
+std::unique_ptr<Engine> Engine::open(const Driver& driver, int device, Error& error) {
+  std::unique_ptr<Engine> engine(new Engine(driver, device));
+  error = engine->make();
+  return error ? nullptr : std::move(engine);
+}
+
+Error Engine::make() {
+  const auto refuse = [this](const char* call, Result result) {
+    char name[40];
+    std::snprintf(name, sizeof name, "cuda:%d", device_);
+    return fail({call, name}, ENODEV, "CUDA error %d", result);
+  };
+  if (const Result result = driver_.retain(&context_, device_)) return refuse("cuDevicePrimaryCtxRetain", result);
+  if (const Result result = driver_.set_current(context_)) return refuse("cuCtxSetCurrent", result);
+  int ordering = 0;
+  if (const Result result = driver_.attribute(&ordering, kWritesOrdering, device_)) {
+    return refuse("cuDeviceGetAttribute", result);
+  }
+  needs_flush_ = ordering < kOrderedForOwner;
+  for (void** stream : {&copies_, &flags_}) {
+    if (const Result result = driver_.create_stream(stream, kNonBlocking)) return refuse("cuStreamCreate", result);
+  }
+  for (Mark& mark : marks_) {
+    if (const Result result = driver_.create_event(&mark.event, kNoTiming)) return refuse("cuEventCreate", result);
+  }
+  return {};
+}
+
+Engine::~Engine() {
+  if (context_ == nullptr) return;
+  driver_.set_current(context_);
+  for (const Mark& mark : marks_) {
+    if (mark.event != nullptr) driver_.destroy_event(mark.event);
+  }
+  for (void* stream : {copies_, flags_}) {
+    if (stream != nullptr) driver_.destroy_stream(stream);
+  }
+  driver_.release(device_);
+}
+
+i32 Engine::failed(Result result) noexcept { return result == kSuccess ? 0 : -EIO; }
+
+/// The proxy thread takes the device's context once.
+i32 Engine::enter() noexcept {
+  if (entered_) return 0;
+  entered_ = true;
+  return failed(driver_.set_current(context_));
+}
+
+i32 Engine::mark() noexcept {
+  if (num_marks_ == kEvents) return 0;  // a later one will do
+  Mark& mark = marks_[(first_mark_ + num_marks_) % kEvents];
+  if (const i32 status = failed(driver_.record(mark.event, copies_))) return status;
+  mark.behind = marked_ = started_;
+  ++num_marks_;
+  return 0;
+}
+
+i32 Engine::start(void* destination, const void* source, u64 bytes, u64 token) noexcept {
+  if (const i32 status = enter()) return status;
+  const Result result =
+      driver_.copy(reinterpret_cast<u64>(destination), reinterpret_cast<u64>(source), bytes, copies_);
+  if (result != kSuccess) return failed(result);
+  numbers_[token % kTokens] = ++started_;
+  return mark();
+}
+
+i32 Engine::finished(u64 token) noexcept {
+  const u64 number = numbers_[token % kTokens];
+  if (number <= done_) return 1;
+  while (num_marks_ != 0 && number > done_) {
+    const Mark& oldest = marks_[first_mark_];
+    const Result result = driver_.query(oldest.event);
+    if (result == kNotReady) return 0;
+    if (result != kSuccess) return failed(result);
+    done_ = oldest.behind;
+    first_mark_ = (first_mark_ + 1) % kEvents;
+    --num_marks_;
+  }
+  if (number <= done_) return 1;
+  return number > marked_ ? mark() : 0;
+}
+
+i32 Engine::write(void* flag, u32 value) noexcept {
+  if (const i32 status = enter()) return status;
+  if (num_pending_ == kFlagsARound) {
+    if (const i32 status = commit()) return status;
+  }
+  pending_[num_pending_] = {};
+  pending_[num_pending_].address = reinterpret_cast<u64>(flag);
+  pending_[num_pending_++].value = value;
+  return 0;
+}
+
+i32 Engine::commit() noexcept {
+  if (num_pending_ == 0) return 0;
+  if (needs_flush_) {
+    if (const i32 status = failed(driver_.flush(kCurrentContext, kToOwner))) return status;
+  }
+  const Result result = driver_.batch(flags_, num_pending_, pending_.data(), 0);
+  num_pending_ = 0;
+  return failed(result);
+}
+
+CopyEngine Engine::copies() noexcept {
+  CopyEngine engine;
+  engine.context = this;
+  engine.start = [](void* self, void* destination, const void* source, u64 bytes, u64 token) {
+    return static_cast<Engine*>(self)->start(destination, source, bytes, token);
+  };
+  engine.finished = [](void* self, u64 token) { return static_cast<Engine*>(self)->finished(token); };
+  return engine;
+}
+
+FlagWriter Engine::flags() noexcept {
+  FlagWriter writer;
+  writer.context = this;
+  writer.write = [](void* self, void* flag, u32 value) { return static_cast<Engine*>(self)->write(flag, value); };
+  writer.commit = [](void* self) { return static_cast<Engine*>(self)->commit(); };
+  return writer;
+}
+
+}  // namespace mk::host::cuda
