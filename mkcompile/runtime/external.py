@@ -53,7 +53,7 @@ _FREE = ctypes.cast(_c_library["free"], ctypes.c_void_p).value
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-_from_capsule = torch._C._from_dlpack  # type: ignore[attr-defined]
+_from_capsule = torch._C._from_dlpack
 is_expired: Any = torch.UntypedStorage._expired
 free_watch: Any = torch.UntypedStorage._free_weak_ref
 
