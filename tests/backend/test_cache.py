@@ -47,8 +47,9 @@ def compile_once(
     x = torch.randn(8, 16)
     want = values_and_gradients(module, module, x)
     graphs: list[str] = []
-    passes = [BakesTheRank(rank), Reader(graphs)] if bake else [Reader(graphs)]
-    patches: dict[str, Any] = {HOOK: passes}
+    from mkcompile.backend import Chain  # hooks of torch 2.11 take no lists
+
+    patches: dict[str, Any] = {HOOK: Chain([BakesTheRank(rank), Reader(graphs)] if bake else [Reader(graphs)])}
     options: dict[str, Any] = {"mkernel.fuse": "always"}
     if backend == "inductor":
         import mkcompile

@@ -18,8 +18,10 @@ from mkcompile.passes.graph import collectives
 from mkcompile.passes.reason import Reason, Why
 from tests.captured import capture, fake_group
 from tests.lockstep import World, run
+from tests.regions import all_gather
 
 WORLD = 4
+GROUP = "0"
 c10d = torch.ops._c10d_functional
 aten = torch.ops.aten
 
@@ -31,7 +33,7 @@ def group() -> Iterator[None]:
 
 
 def _along(dim: int) -> Callable[[Tensor], Tensor]:
-    return lambda x: funcol.all_gather_tensor(x, dim, dist.group.WORLD)
+    return lambda x: all_gather(x, dim, GROUP)
 
 
 def _in_place(x: Tensor) -> Tensor:
@@ -99,7 +101,7 @@ def _assert_root_holds(module: fx.GraphModule, gather: Gather) -> None:
 
 def test_views_and_waits_of_the_gathered_tensor_are_its_aliases() -> None:
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
-        whole = funcol.all_gather_tensor(x, 1, dist.group.WORLD)
+        whole = all_gather(x, 1, GROUP)
         return whole.view(-1, 8).relu(), whole.view(6, 10, 8).view(60, 2, 4).neg()
 
     (captured,) = capture(function, torch.randn(3, 5, 8))
@@ -120,7 +122,7 @@ def test_the_gradient_of_a_scatter_is_a_gather() -> None:
 
 def test_sizes_may_be_symbols() -> None:
     def function(x: Tensor) -> Tensor:
-        return funcol.all_gather_tensor(x, 1, dist.group.WORLD) * 2
+        return all_gather(x, 1, GROUP) * 2
 
     (captured,) = capture(function, torch.randn(3, 5, 8), dynamic=True)
     found = _the_gather(captured.before.graph)

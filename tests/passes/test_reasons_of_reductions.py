@@ -36,7 +36,7 @@ def reduced(x: Tensor, op: str = "sum") -> Tensor:
 
 
 def scattered(x: Tensor, dim: int) -> Tensor:
-    return funcol.reduce_scatter_tensor(x, "sum", dim, GROUP)
+    return funcol.reduce_scatter_tensor(x.contiguous(), "sum", dim, GROUP)
 
 
 def no_gemm(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
