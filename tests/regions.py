@@ -40,6 +40,8 @@ def all_gather(x: Tensor, dim: int = 0, group: str = "") -> Tensor:
     if not dim:
         return gathered
     world_size = dist.distributed_c10d._get_group_size_by_name(group) if group else dist.get_world_size()
+    if all(size == 1 for size in x.shape[:dim]):  # as torch does it
+        return gathered.view(*x.shape[:dim], world_size * x.shape[dim], *x.shape[dim + 1 :])
     return torch.cat(gathered.chunk(world_size), dim)
 
 
