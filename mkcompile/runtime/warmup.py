@@ -13,6 +13,7 @@ from rich.console import Console
 
 from mkcompile.config import settings
 from mkcompile.errors import CompileError, UnsupportedDeviceError
+from mkcompile.runtime.gather_engine import engine_cubin
 from mkcompile.runtime.kernel import CompiledKernel, compile_kernel
 from mkcompile.runtime.kernel_config import KernelConfig, all_configs
 from mkcompile.runtime.stream_schedule import stream_configs
@@ -64,6 +65,7 @@ def main(arguments: Sequence[str]) -> int:
             console.print(
                 f"{number:4} of {len(configs)}  {kernel.config.name}  {kernel.cubin.resources.registers} registers"
             )
+        engine_cubin()
     except UnsupportedDeviceError as error:
         Console(stderr=True).print(f"[red]{error}[/red]")
         return 2
