@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from mkcompile.ops.registry import Call, Shortcut, ShortcutLauncher
+from mkcompile.plan import key
 from mkcompile.runtime.agree import Agreement
 
 # The result of the call by a fused kernel, or None where there is none for it. Decides by what all ranks share.
@@ -34,7 +35,8 @@ class Dispatch(ShortcutLauncher):
         if not self._agreement.holds(call.group, signature):
             call.check()
             problem = call.problem()
-            self._agreement.reach(call.group, signature, f"{call.NAME} m={problem.m},{problem.key()}")
+            facts = "".join(f",{fact}" for fact in sorted(key.facts_of(call.plan_key)))
+            self._agreement.reach(call.group, signature, f"{call.NAME} m={problem.m},{problem.key()}{facts}")
         return None if self._kernels is None else self._kernels(call)
 
     @property
