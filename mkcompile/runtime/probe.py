@@ -7,8 +7,9 @@ the right architecture and a compiler, and all ranks have the same settings: the
 from __future__ import annotations
 
 import json
+import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -17,10 +18,15 @@ import torch.distributed as dist
 
 from mkcompile.config import settings
 from mkcompile.errors import UnsupportedDeviceError
+from mkcompile.plan.disk import load_topology, save_topology
 from mkcompile.plan.topology import GB200, H200, Gpu, Topology, preset
 from mkcompile.runtime import driver, nvrtc, sources
 from mkcompile.runtime.abi import MAX_WORLD
 from mkcompile.runtime.exchange import Exchange
+
+_LOG = logging.getLogger(__name__)
+# One NVLink of the fourth generation, a direction; 18 of them join two H200. PCIe: of the fifth, 16 lanes, about.
+_NVLINK_GBPS, _DEFAULT_GBPS, _PCIE_GBPS = 25.0, 450.0, 50.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,26 +141,68 @@ def compare_facts(exchange: Exchange, device: torch.device) -> str:
 def local_topology() -> Topology:
     """This host as one node, from the devices that this process sees; the preset `cpu` where there are none.
 
-    A GPU that the planner does not know gets an H200's rates by its number of SMs.
+    Kept on disk, by host, devices and versions. A GPU that the planner does not know gets an H200's rates by its number
+    of SMs.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
         return preset("cpu")
+    uuids = [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
+    versions = _versions()
+    return kept_topology(json.dumps([socket.gethostname(), uuids, versions]), lambda: _probed(count, versions))
+
+
+def kept_topology(machine: str, probe: Callable[[], Topology]) -> Topology:
+    """What is on disk for this machine, else what is probed, which is kept where there is room for it."""
+    known = load_topology(machine)
+    if known is not None:
+        return known
+    probed = probe()
+    try:
+        save_topology(machine, probed)
+    except OSError as error:
+        _LOG.warning("the topology is probed again by each process: %s", error)
+    return probed
+
+
+def _versions() -> dict[str, str]:
+    """What measurements depend on."""
+    return {
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        "driver": driver_version() or "unknown",
+        "kernels": sources.digest(),
+    }
+
+
+def _probed(count: int, versions: Mapping[str, str]) -> Topology:
     properties = torch.cuda.get_device_properties(0)
     pairs = [(one, other) for one in range(count) for other in range(count) if one != other]
     return Topology(
         name=f"{count}x{properties.name.replace('NVIDIA ', '').lower()}",
         gpu=_gpu(properties.name, (properties.major, properties.minor), properties.multi_processor_count),
         gpus_per_node=count,
+        nvlink_gbps=_link_gbps(pairs),
         p2p=all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs),
         multicast=False,
-        versions={
-            "torch": torch.__version__,
-            "cuda": str(torch.version.cuda),
-            "driver": driver_version() or "unknown",
-            "kernels": sources.digest(),
-        },
+        versions=versions,
     )
+
+
+def _link_gbps(pairs: Sequence[tuple[int, int]]) -> float:
+    """Of the narrowest pair, by its number of NVLinks; PCIe where there is a pair without. Units: GB/s a direction."""
+    if not pairs:
+        return _DEFAULT_GBPS
+    from torch._C._autograd import DeviceType
+    from torch._C._distributed_c10d import _detect_dma_connectivity  # type: ignore[attr-defined]
+
+    try:
+        links = _detect_dma_connectivity(DeviceType.CUDA, "nvlink").matrix
+    except RuntimeError as error:  # no NVML
+        _LOG.warning("can't count NVLinks, taken for those of an H200: %s", error)
+        return _DEFAULT_GBPS
+    fewest = min(links[one][other] for one, other in pairs)
+    return fewest * _NVLINK_GBPS if fewest else _PCIE_GBPS
 
 
 def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:

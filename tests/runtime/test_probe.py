@@ -9,8 +9,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from mkcompile.config import settings
+from mkcompile.plan import disk
+from mkcompile.plan.topology import Topology, preset
 from mkcompile.runtime.exchange import Exchange
-from mkcompile.runtime.probe import DeviceFacts, compare_facts, driver_version, local_topology, obstacle_of_group
+from mkcompile.runtime.probe import (
+    DeviceFacts,
+    compare_facts,
+    driver_version,
+    kept_topology,
+    local_topology,
+    obstacle_of_group,
+)
 from tests.runtime.fakes import lone_group
 
 UUIDS = ("a", "b", "c")
@@ -88,3 +98,17 @@ def test_the_driver_is_read_from_the_kernel_modules_own_words(tmp_path: Path) ->
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version 12\n"
     )
     assert driver_version(file) == "580.159.04"
+
+
+def test_a_topology_is_probed_once_for_each_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "settings", lambda: replace(settings(), cache_dir=tmp_path))
+    probed: list[str] = []
+
+    def probe() -> Topology:
+        probed.append("once")
+        return preset("2xh200")
+
+    assert kept_topology("host a", probe) == kept_topology("host a", probe) == preset("2xh200")
+    assert kept_topology("host b", probe) == preset("2xh200") and probed == ["once", "once"]
+    monkeypatch.setattr(disk, "settings", lambda: replace(settings(), cache_dir=Path("/proc/no such folder")))
+    assert kept_topology("host c", probe) == preset("2xh200"), "a disk that can't be written is no obstacle"
