@@ -12,8 +12,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SITES = ("gemm_all_reduce:256x1024x512", "gemm_reduce_scatter:256x1024x512", "all_gather_gemm:1024x1024x512")
-# One of each operator's kinds is among so many.
-LIMIT = 12
 
 
 def tune(folder: Path, sweep: Path) -> list[dict[str, Any]]:
