@@ -5,12 +5,13 @@ Each cell of a table is milliseconds; in brackets the time over ours, so that ab
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from .cells import CONTENDERS, Key
+from .cells import CONTENDERS, MODELS, WHOLE, Key
 from .results import Row, RowKey, read
 
 OURS = "mkernel"
@@ -22,8 +23,10 @@ LEVEL = 0.01
 
 
 def cells_of(rows: dict[RowKey, Row]) -> list[Key]:
-    """In the order of the file."""
-    return list(dict.fromkeys(key for key, _ in rows))
+    """By model, form and mode, then by size."""
+    models = [*MODELS, *WHOLE]
+    found = dict.fromkeys(key for key, _ in rows)
+    return sorted(found, key=lambda cell: (models.index(cell[0]), cell[1], cell[4], cell[2] * cell[3]))
 
 
 def best_other(rows: dict[RowKey, Row], cell: Key, which: str) -> float:
@@ -118,12 +121,35 @@ def summary_table(rows: dict[RowKey, Row]) -> list[str]:
             for cell in cells
             if (gain := speed_up(rows, cell, which)) is not None and gain < 1 - LEVEL
         ]
+        behind += [f"{cell[2]}x{cell[3]} fails" for cell in cells if "error" in rows.get((cell, OURS), {})]
         sizes = ", ".join(f"{cell[2]}x{cell[3]}" for cell in cells)
         lines.append(f"| {model} | {form} | {mode} | {sizes} | {' | '.join(means)} | {', '.join(behind) or 'none'} |")
     return lines
 
 
-def page(rows: dict[RowKey, Row]) -> str:
+def predictions_table(rows: dict[RowKey, Row], predicted: Sequence[Row]) -> list[str]:
+    """What `explain` says of a step beside what was measured of it, without and with our kernels."""
+    lines = [
+        "| model | form | batch x tokens | pass | mode | Inductor, predicted / measured | ours, predicted / measured |"
+    ]
+    lines.append("| --- " * 7 + "|")
+    known = {(row["model"], row["form"], row["B"], row["T"]): row for row in predicted}
+    for cell in cells_of(rows):
+        said = known.get(cell[:4])
+        for which, name in PASSES.items() if said is not None else ():
+            assert said is not None
+            pairs = [
+                f"{said[f'{which}_{kind}_ms']:.2f} / {rows[cell, contender][f'{which}_ms']:.2f}"
+                for kind, contender in (("unfused", "inductor"), ("fused", OURS))
+                if f"{which}_ms" in rows.get((cell, contender), {})
+            ]
+            if len(pairs) == 2:
+                model, form, batch, tokens, mode = cell
+                lines.append(f"| {model} | {form} | {batch}x{tokens} | {name} | {mode} | {' | '.join(pairs)} |")
+    return lines
+
+
+def page(rows: dict[RowKey, Row], predicted: Sequence[Row] = ()) -> str:
     """All tables."""
     some = next(iter(rows.values()))
     head = f"Two {some['device']}, torch {some['torch']}, bf16; medians, milliseconds, the slowest rank's."
@@ -131,6 +157,9 @@ def page(rows: dict[RowKey, Row]) -> str:
     for which, name in PASSES.items():
         parts.append(f"## {name}\n\n" + "\n".join(times_table(rows, cells_of(rows), which)))
     parts.append("## Details\n\n" + "\n".join(details_table(rows, cells_of(rows))))
+    if predicted:
+        note = "Rows of few tokens without CUDA graphs are bound by the host, which `explain` leaves out."
+        parts.append(f"## Predicted and measured\n\n{note}\n\n" + "\n".join(predictions_table(rows, predicted)))
     errors = errors_list(rows)
     if errors:
         parts.append("## What failed\n\n" + "\n".join(errors))
@@ -154,7 +183,10 @@ def main(argv: Sequence[str]) -> None:
     """Write the page beside the results, and the README's table."""
     path = Path(argv[0] if argv else "benchmarks/results/2xh200/models.jsonl")
     rows = with_timelines(read(path), read(path.with_name(path.stem + "-timeline.jsonl")))
-    path.with_suffix(".md").write_text(page(rows), encoding="utf-8")
+    beside = path.with_name(path.stem + "-predicted.jsonl")
+    lines = beside.read_text(encoding="utf-8").splitlines() if beside.exists() else []
+    predicted = [json.loads(line) for line in lines]
+    path.with_suffix(".md").write_text(page(rows, predicted), encoding="utf-8")
     readme = Path("README.md")
     readme.write_text(replaced(readme.read_text(encoding="utf-8"), summary_table(rows)), encoding="utf-8")
 

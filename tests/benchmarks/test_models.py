@@ -115,6 +115,24 @@ def test_tables_show_ratios_and_failures(tmp_path: Path) -> None:
     assert "| 8B | sequence | default | 1x512 | 1.50 |  | none |" in "\n".join(table.summary_table(rows))
 
 
+def test_a_row_that_we_lose_or_fail_is_named(tmp_path: Path) -> None:
+    path = _rows(tmp_path)
+    cell = {"model": "8B", "form": "sequence", "B": 1, "mode": "default", "device": "GPU", "torch": "2"}
+    results.append(
+        path, [{**cell, "T": 2048, "contender": name, "fwd_ms": ms} for name, ms in (("eager", 1.0), ("mkernel", 2.0))]
+    )
+    results.append(path, [{**cell, "T": 4096, "contender": "mkernel", "error": "no"}])
+    assert "2048 forward 0.50, 1x4096 fails" in "\n".join(table.summary_table(results.read(path)))
+
+
+def test_predictions_stand_beside_what_was_measured(tmp_path: Path) -> None:
+    said = {"model": "8B", "form": "sequence", "B": 1, "T": 512, "fwd_unfused_ms": 2.5, "fwd_fused_ms": 1.9}
+    lines = table.predictions_table(
+        results.read(_rows(tmp_path)), [said | {"fwdbwd_unfused_ms": 9, "fwdbwd_fused_ms": 8}]
+    )
+    assert lines[2:] == ["| 8B | sequence | 1x512 | forward | default | 2.50 / 3.00 | 1.90 / 2.00 |"]
+
+
 def test_the_readme_keeps_what_is_around_its_table() -> None:
     text = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
     assert table.replaced(text, ["new"]) == f"before\n{table.BEGIN}\nnew\n{table.END}\nafter\n"
