@@ -74,6 +74,23 @@ void device_memory_goes_through_pinned_memory() {
   exchange_over(plan, options);
 }
 
+void closing_does_not_wait_for_peers_that_have_closed() {
+  Plan plan;
+  ProxyOptions options = options_for(plan);
+  options.transport = kTcp;
+  options.lanes = 8;
+  Sides sides;
+  for (u32 rank = 0; rank < 2; ++rank) {
+    options.rank = rank;
+    CHECK(!open_side(plan, options, sides[rank]));
+  }
+  CHECK(!connect_all(sides, 20 * kSecond));
+  const u64 before = now_ns();
+  CHECK(!sides[0].session->proxy().stop(before + 60 * kSecond));
+  CHECK(!sides[1].session->proxy().stop(before + 60 * kSecond));
+  CHECK(now_ns() - before < 2 * kSecond);
+}
+
 void device_memory_without_pinned_memory_is_refused() {
   Plan plan;
   SlowEngine engine;
@@ -112,6 +129,7 @@ std::vector<Test> tcp_tests() {
           {"tcp/several_connections_share_the_messages", several_connections_share_the_messages},
           {"tcp/large_messages_come_in_parts", large_messages_come_in_parts},
           {"tcp/device_memory_goes_through_pinned_memory", device_memory_goes_through_pinned_memory},
+          {"tcp/closing_does_not_wait_for_peers_that_have_closed", closing_does_not_wait_for_peers_that_have_closed},
           {"tcp/device_memory_without_pinned_memory_is_refused", device_memory_without_pinned_memory_is_refused},
           {"tcp/an_interface_that_is_not_there_is_named", an_interface_that_is_not_there_is_named},
           {"tcp/a_chosen_interface_is_used", a_chosen_interface_is_used}};

@@ -45,9 +45,10 @@ class Connection {
   int flush(std::span<u64> tickets, u32& count, Error& error) noexcept;
   /// Receives up to a budget, and publishes flags of whole messages. 1: something came; 0: nothing; -1: `error`.
   int receive(Error& error) noexcept;
-  /// Says goodbye and waits until the peer's machine has everything, or the deadline. Control thread.
-  void finish(u64 deadline_ns) noexcept;
-  void drop() noexcept { socket_.reset(); }
+  /// Tells the peer that nothing more comes. Control thread, as leave().
+  void say_goodbye(u64 deadline_ns) noexcept;
+  /// Closes, once the peer's machine has everything that was sent, the peer has gone, or at the deadline.
+  void leave(u64 deadline_ns) noexcept;
 
  private:
   struct Outgoing {
@@ -86,7 +87,8 @@ class Connection {
   Frame frame_{};
   u64 frame_got_ = 0;
   u64 payload_got_ = 0;
-  bool said_bye_ = false;  ///< the peer has
+  bool said_bye_ = false;    ///< the peer has
+  bool is_leaving_ = false;  ///< we have
 };
 
 }  // namespace mk::host::tcp

@@ -113,24 +113,28 @@ int Connection::flush(std::span<u64> tickets, u32& count, Error& error) noexcept
   return 0;
 }
 
-void Connection::finish(u64 deadline_ns) noexcept {
-  constexpr u64 kLongestNs = 2'000'000'000;
-  const u64 until = std::min(deadline_ns, now_ns() + kLongestNs);
+void Connection::say_goodbye(u64 deadline_ns) noexcept {
   // a message that was cut off would make the goodbye part of its payload
-  if (socket_ && !said_bye_ && queued_ == 0) {
-    const Frame bye{kFrameMagic, kBye, 0, 0, 0, 0};
-    // few bytes, and what is before them has been taken by the kernel: wait for room in its buffer
-    pollfd room{socket_.get(), POLLOUT, 0};
-    const u64 now = now_ns();
-    (void)poll(&room, 1, until > now ? static_cast<int>((until - now) / 1'000'000) : 0);
-    (void)send(socket_.get(), &bye, sizeof bye, MSG_NOSIGNAL | MSG_DONTWAIT);
-    shutdown(socket_.get(), SHUT_WR);
-    const auto delivered = [this] {
-      int unsent = 0;
-      return ioctl(socket_.get(), SIOCOUTQ, &unsent) != 0 || unsent == 0;
-    };
-    (void)wait_bounded(until, delivered, [] { return false; });
-  }
+  if (!socket_ || said_bye_ || queued_ != 0) return;
+  const Frame bye{kFrameMagic, kBye, 0, 0, 0, 0};
+  // what came before it has been taken by the kernel, whose buffer may be full
+  pollfd room{socket_.get(), POLLOUT, 0};
+  const u64 now = now_ns();
+  (void)::poll(&room, 1, deadline_ns > now ? static_cast<int>((deadline_ns - now) / 1'000'000) : 0);
+  (void)send(socket_.get(), &bye, sizeof bye, MSG_NOSIGNAL | MSG_DONTWAIT);
+  shutdown(socket_.get(), SHUT_WR);
+  is_leaving_ = true;
+}
+
+void Connection::leave(u64 deadline_ns) noexcept {
+  const auto delivered = [this] {
+    pollfd state{socket_.get(), 0, 0};
+    // the peer has closed as well, or is gone: what it has not taken it never will
+    if (::poll(&state, 1, 0) > 0 && (state.revents & (POLLERR | POLLHUP)) != 0) return true;
+    int unsent = 0;
+    return ioctl(socket_.get(), SIOCOUTQ, &unsent) != 0 || unsent == 0;
+  };
+  if (socket_ && is_leaving_) (void)wait_bounded(deadline_ns, delivered, [] { return false; });
   socket_.reset();
 }
 

@@ -23,6 +23,7 @@ using namespace tcp;
 
 constexpr u32 kEndpointMagic = 0x45504b4d;  // "MKPE"
 constexpr u64 kMinSliceBytes = 4096;
+constexpr u64 kLongestGoodbyeNs = 2'000'000'000;
 constexpr u64 kMostQuietS = 15;             ///< before we ask whether the other machine is there
 constexpr u64 kMostUnansweredMs = 60'000;
 
@@ -225,8 +226,12 @@ int Tcp::poll(std::span<u64> tickets, Error& error) noexcept {
 }
 
 void Tcp::close(u64 deadline_ns) noexcept {
+  const u64 until = std::min(deadline_ns, now_ns() + kLongestGoodbyeNs);
   for (const auto& connection : connections_) {
-    if (connection) connection->finish(deadline_ns);
+    if (connection) connection->say_goodbye(until);
+  }
+  for (const auto& connection : connections_) {
+    if (connection) connection->leave(until);
   }
   connections_.clear();
   listener_.reset();
