@@ -57,6 +57,15 @@ def test_tasks_whose_launch_was_overwritten_are_dropped() -> None:
     assert len(found[0].tasks) < len(tasks)
 
 
+def test_equal_launches_are_kept_apart_where_one_block_has_forgotten_more() -> None:
+    made = rank_trace(0, 0, epochs=3)
+    stays = made.tasks["role"] == ROLE["block"]
+    forgotten = stays & (made.tasks["block"] == 0) & (made.tasks["tile"] < 3)
+    made.tasks["tile"][stays] = 0  # as of a kernel of one rank, which has no epochs
+    (newest,) = instances(replace(made, tasks=made.tasks[~forgotten]))
+    assert (newest.tasks["role"] == ROLE["load"]).sum() == NUM_BLOCKS * TILES
+
+
 @pytest.mark.parametrize("ahead_ns", [0, 5_000_000, -123_456])
 def test_clocks_are_found_from_flags(ahead_ns: int) -> None:
     clocks = align([rank_trace(0, 0), rank_trace(1, ahead_ns, late_ns=300)])

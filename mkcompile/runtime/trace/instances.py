@@ -41,7 +41,7 @@ def instances(trace: RankTrace) -> list[Instance]:
     if not len(stays):
         return []
     first = np.sort(stays[stays["block"] == stays["block"].min()], order="start_ns")
-    number_of_stay = _nearest(stays, first)
+    number_of_stay = _numbers(stays, first)
     number = np.full(len(tasks), -1)
     for block in np.unique(stays["block"]):
         of_block = stays["block"] == block
@@ -53,16 +53,15 @@ def instances(trace: RankTrace) -> list[Instance]:
     return [_instance(first[i], tasks[number == i]) for i in range(len(first))]
 
 
-def _nearest(stays: Tasks, first: Tasks) -> NDArray[Any]:
-    """For each block's stay the launch, numbered as the stays of the first block, that it began in."""
-    chosen = np.zeros(len(stays), dtype=int)
-    for launch, epoch in np.unique(first[["launch", "tile"]]):
-        wanted = np.flatnonzero((first["launch"] == launch) & (first["tile"] == epoch))
-        mine = np.flatnonzero((stays["launch"] == launch) & (stays["tile"] == epoch))
-        starts = first["start_ns"][wanted].astype(np.int64)
-        distance = np.abs(stays["start_ns"][mine].astype(np.int64)[:, None] - starts[None, :])
-        chosen[mine] = wanted[distance.argmin(axis=1)]
-    return chosen
+def _numbers(stays: Tasks, first: Tasks) -> NDArray[Any]:
+    """For each block's stay the launch, numbered as the stays of the first block; -1: the first block has lost it.
+
+    Launches of a device follow each other: a block of an earlier one has ended when the first block begins.
+    """
+    number = np.searchsorted(first["start_ns"], stays["end_ns"], side="left") - 1
+    own = first[np.maximum(number, 0)]
+    is_it = (number >= 0) & (own["launch"] == stays["launch"]) & (own["tile"] == stays["tile"])
+    return np.where(is_it, number, -1)
 
 
 def _instance(stay: Any, tasks: Tasks) -> Instance:
