@@ -15,6 +15,7 @@ from typing import Literal, get_args
 from mkcompile.errors import OptionError
 
 FusePolicy = Literal["auto", "always", "never"]
+ResultPolicy = Literal["ordinary", "planned"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 OPTION_PREFIX = "mkernel."
 
@@ -55,16 +56,21 @@ class Options:
 
     `fuse`: `auto` fuses where the planner predicts a gain, `always` wherever it is legal, `never` nowhere.
     `topology`: `probe`, or the name of a preset of `mkcompile.plan.topology`.
+    `results`: `planned` lets peers store those of all-reduces that stay in the graph in place, `ordinary` stages all.
     """
 
     fuse: FusePolicy = "auto"
     topology: str = "probe"
+    results: ResultPolicy = "ordinary"
 
     def __post_init__(self) -> None:
         if self.fuse not in get_args(FusePolicy):
             raise OptionError(f"mkernel.fuse must be one of {', '.join(get_args(FusePolicy))}; got {self.fuse!r}")
         if not isinstance(self.topology, str):
             raise OptionError(f"mkernel.topology must be a name, got {type(self.topology).__name__}")
+        if self.results not in get_args(ResultPolicy):
+            valid = ", ".join(get_args(ResultPolicy))
+            raise OptionError(f"mkernel.results must be one of {valid}; got {self.results!r}")
 
 
 def _parse(name: str, text: str, kind: type) -> object:

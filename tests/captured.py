@@ -132,7 +132,7 @@ class _Keeper(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         before = _copy(graph)
-        sites = fuse(graph, self._judge)
+        sites = fuse(graph, self._judge, results="planned")
         graph.lint()
         self.kept = Captured(phase=self._phase, before=before, after=_copy(graph), sites=sites)
 

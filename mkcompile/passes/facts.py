@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch._inductor import config as inductor_config
 
+from mkcompile.config import ResultPolicy
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.passes.graph import CAST, VIEWS, WAIT, aten, is_call, prims
 from mkcompile.plan import key
@@ -39,12 +40,12 @@ _MAY_VANISH = (
 )
 
 
-def mark(graph: fx.Graph) -> None:
-    """Write the facts of each fused call into its plan key."""
+def mark(graph: fx.Graph, results: ResultPolicy) -> None:
+    """Write the facts of each fused call into its plan key; that a result stays, only where results are planned."""
     calls = [node for node in graph.nodes if _namespace(node) == _OURS and node.args[-1]]
     if not calls:
         return
-    can_plan = _can_plan_results(graph)
+    can_plan = results == "planned" and _can_plan_results(graph)
     alone = _alone(graph, calls)
     for node in calls:
         facts = [key.ALONE] if node in alone else []

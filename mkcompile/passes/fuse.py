@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
-from mkcompile.config import FusePolicy
+from mkcompile.config import FusePolicy, ResultPolicy
 from mkcompile.ops.problem import Problem
 from mkcompile.passes import facts, normalise
 from mkcompile.passes.choose import Candidate, choose
@@ -51,7 +51,9 @@ class _Findings:
         return telling[0] if telling else Refusal(collective=node, reason=Reason.NO_GEMM)
 
 
-def fuse(graph: fx.Graph, judge: Judge = fuse_all, policy: FusePolicy = "always") -> list[Site]:
+def fuse(
+    graph: fx.Graph, judge: Judge = fuse_all, policy: FusePolicy = "always", results: ResultPolicy = "ordinary"
+) -> list[Site]:
     """Rewrite the graph in place; what became of each collective, in graph order. Calls carry the policy."""
     if next(collectives(graph), None) is None:
         return []
@@ -63,7 +65,7 @@ def fuse(graph: fx.Graph, judge: Judge = fuse_all, policy: FusePolicy = "always"
     sites = [_site(node, fused.get(node) or findings.refusal(node)) for node in nodes]
     if fused:
         erase_unused(graph, list(fused))
-        facts.mark(graph)
+        facts.mark(graph, results)
     return sites
 
 

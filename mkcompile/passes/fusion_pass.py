@@ -85,7 +85,7 @@ class FusionPass(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite the graph in place."""
-        sites = fuse(graph, self._judge, self._options.fuse)
+        sites = fuse(graph, self._judge, self._options.fuse, self._options.results)
         self._graphs.append(sites)
         log.info("%s", describe(sites))
         artifact.trace(graph, sites)

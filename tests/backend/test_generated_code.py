@@ -16,7 +16,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mkcompile.ops import registry
 from mkcompile.ops.registry import Call, Shortcut, ShortcutLauncher, Site, set_launcher
-from mkcompile.passes import facts
 from tests.backend.calls import ALWAYS
 
 pytestmark = pytest.mark.usefixtures("fake_world")
@@ -86,17 +85,16 @@ def test_calls_of_the_pass_go_below_the_dispatcher() -> None:
     assert "torch.ops.mkcompile.gemm_all_reduce.default(" not in code
 
 
-def test_memory_of_a_planned_result_is_freed_and_given_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    def code() -> str:
+def test_memory_of_a_planned_result_is_freed_and_given_to_nobody() -> None:
+    def code(results: str) -> str:
         torch._dynamo.reset()
         with inductor_config.patch(force_disable_caches=True), torch.no_grad():
-            call = torch.compile(residual, backend="mkernel", options=ALWAYS)
+            call = torch.compile(residual, backend="mkernel", options={**ALWAYS, "mkernel.results": results})
             return "\n".join(get_code(call, torch.randn(16, 16), torch.randn(16, 16)))  # nothing of it is built
 
-    planned = code()
+    planned = code("planned")
     assert "symm_mem buffer free" in planned and "# reuse" not in planned
-    monkeypatch.setattr(facts, "_can_plan_results", lambda graph: False)
-    elsewhere = code()
+    elsewhere = code("ordinary")
     assert "symm_mem buffer free" not in elsewhere and "# reuse" in elsewhere, "what Inductor does with others"
 
 

@@ -173,6 +173,7 @@ def test_machine_is_part_of_the_cache_key(fake_world: int) -> None:
         ({"mkernel.fsue": "auto"}, "valid: mkernel.fuse, mkernel.topology"),
         ({"mkernel.fuse": "sometimes"}, "auto, always, never"),
         ({"mkernel.topology": 8}, "must be a name, got int"),
+        ({"mkernel.results": "some"}, "ordinary, planned"),
         ({"max_autotun": True}, "did you mean max_autotune"),
         ({"fuse": "auto"}, "valid: mkernel.fuse"),
         ({"max_autotune": "yes"}, "got str should be bool"),

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
@@ -21,7 +20,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from mkcompile.backend import mkernel, with_pass
 from mkcompile.config import Options
-from mkcompile.passes import facts
 from mkcompile.passes.fusion_pass import FusionPass
 from tests.gpu.pair import Pair, backend_of_kernels, kernels_only
 
@@ -181,8 +179,8 @@ def dynamic_length(pair: Pair) -> dict[str, Any]:
     return {"launched": dict(pair.launcher.launched)}
 
 
-def _backend_of_staged_results(gm: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Callable[..., Any]:
-    fusion = FusionPass(Options(), kernels_only, facts="kernels only, staged")
+def _backend_that_plans_results(gm: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Callable[..., Any]:
+    fusion = FusionPass(Options(results="planned"), kernels_only, facts="kernels only")
     compiled: Callable[..., Any] = compile_fx(gm, inputs, config_patches=with_pass({}, fusion))  # type: ignore[assignment]
     return compiled
 
@@ -195,14 +193,13 @@ def planned_results(pair: Pair) -> dict[str, Any]:
     torch._dynamo.reset()
     problem = _sizes(pair, sequence=False)
     model = problem.parallel(pair, problem.model(pair))
-    planned = torch.compile(model, backend=backend_of_kernels, fullgraph=True)
+    planned = torch.compile(model, backend=_backend_that_plans_results, fullgraph=True)
     steps = [problem.inputs(pair, seed=10 * step) for step in range(5)]
     found = [_gradients(model, planned, x, dy) for x, dy in steps]
     copies = [{name: value.clone() for name, value in one.items()} for one in found]
     torch._dynamo.reset()
-    with mock.patch.object(facts, "_can_plan_results", lambda graph: False):
-        staged = torch.compile(model, backend=_backend_of_staged_results, fullgraph=True)
-        wanted = [_gradients(model, staged, x, dy) for x, dy in steps]
+    staged = torch.compile(model, backend=backend_of_kernels, fullgraph=True)
+    wanted = [_gradients(model, staged, x, dy) for x, dy in steps]
     for step, (one, copy_of_it, other) in enumerate(zip(found, copies, wanted, strict=True)):
         for name in ("y", "dx"):
             assert torch.equal(one[name], other[name]), f"step {step}: {name} differs from the staged one"

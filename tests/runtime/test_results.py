@@ -31,6 +31,7 @@ MIB = 1 << 20
 BIG = Blueprint((4 * MIB,), (1,), torch.bfloat16, torch.device("cpu"))  # 8 MiB
 STAYS = key.with_facts("always;a problem", [key.ALONE, key.STAYS])
 PEER = 2 << 40
+PLANNED: dict[str, Any] = {"mkernel.fuse": "always", "mkernel.results": "planned"}
 
 
 @pytest.fixture
@@ -263,7 +264,7 @@ def test_a_compiled_chain_needs_two_places_at_a_time(
     registry.set_launcher(launcher)
     try:
         torch._dynamo.reset()
-        compiled = torch.compile(chain, backend="mkernel", options={"mkernel.fuse": "always"})
+        compiled = torch.compile(chain, backend="mkernel", options=PLANNED)
         with torch.no_grad():
             for _ in range(3):
                 compiled(torch.ones(256, 64, dtype=torch.bfloat16))
