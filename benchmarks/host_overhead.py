@@ -148,11 +148,12 @@ def compiled_layer() -> dict[str, float]:
         return x
 
     x, times = torch.ones_like(weights[0]), {}
-    for kind in ("below_dispatcher", "through_dispatcher", "inductor"):
+    for kind in ("planned_results", "below_dispatcher", "through_dispatcher", "inductor"):
         if kind == "through_dispatcher":
             CUSTOM_EXTERN_KERNEL_CODEGEN.clear()
         torch._dynamo.reset()
-        backend = {"backend": "inductor"} if kind == "inductor" else {"backend": mkernel, "options": _ALWAYS}
+        options = {"mkernel.fuse": "always", "mkernel.results": "planned" if kind == "planned_results" else "ordinary"}
+        backend = {"backend": "inductor"} if kind == "inductor" else {"backend": mkernel, "options": options}
         with fresh_cache(), torch.no_grad():
             compiled = torch.compile(chain, **backend)
             for _ in range(3):
@@ -160,9 +161,6 @@ def compiled_layer() -> dict[str, float]:
             times[kind] = round(best_us(lambda: compiled(x), calls=_CALLS // _LAYERS) / _LAYERS, 2)  # noqa: B023
     codegen.install()
     return times
-
-
-_ALWAYS = {"mkernel.fuse": "always"}
 
 
 def worker(rank: int, options: argparse.Namespace, folder: str) -> None:
