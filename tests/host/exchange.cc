@@ -174,7 +174,7 @@ Error open_side(const Plan& plan, ProxyOptions options, Side& side) {
   return error;
 }
 
-Error connect_all(Sides& sides, u64 limit_ns) {
+Error meet_all(Sides& sides, u64 limit_ns) {
   for (u32 from = 0; from < sides.size(); ++from) {
     for (u32 to = 0; to < sides.size(); ++to) {
       std::vector<u8> blob;
@@ -192,6 +192,11 @@ Error connect_all(Sides& sides, u64 limit_ns) {
   for (const Error& error : errors) {
     if (error) return error;
   }
+  return {};
+}
+
+Error connect_all(Sides& sides, u64 limit_ns) {
+  if (Error error = meet_all(sides, limit_ns)) return error;
   for (std::size_t i = 0; i < sides.size(); ++i) {
     if (Error error = sides[i].session->proxy().start()) return error;
   }

@@ -53,7 +53,9 @@ ProxyOptions options_for(const Plan& plan);
 u64 region_bytes(const Plan& plan);
 host::Error open_side(const Plan& plan, ProxyOptions options, Side& side);
 
-/// Connects sides of one process with each other, all at once, and starts them.
+/// Connects sides of one process with each other, all at once.
+host::Error meet_all(Sides& sides, u64 limit_ns);
+/// The same, and starts them.
 host::Error connect_all(Sides& sides, u64 limit_ns);
 
 /// Sends and receives all messages of one side; returns when both are done.
