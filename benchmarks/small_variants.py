@@ -18,6 +18,8 @@ from .small_contenders import Variant, default_configs, default_variant, max_gri
 
 Named = list[tuple[str, Variant]]
 _MOST_WAVES = 4
+# Few rows lie in few slices of L2: blocks may begin at different ones.
+_STAGGERED_ROWS = 32
 
 
 def chosen_variants(op: OperatorName, shape: Shape, world: int) -> Named:
@@ -64,7 +66,8 @@ def swept_variants(op: OperatorName, shape: Shape, world: int) -> Named:
         if not _is_sensible(config, size):
             continue
         chosen = stream_schedule(config, size, num_sms())
-        schedules = {chosen, replace(chosen, pace_ns=0), replace(chosen, lag=0)}
+        staggered = replace(chosen, lag=1) if size.m <= _STAGGERED_ROWS else chosen
+        schedules = {chosen, replace(chosen, pace_ns=0), staggered}
         for schedule in sorted(schedules, key=lambda one: (one.lag, one.pace_ns)):
             variant = Variant(config=config, schedule=schedule)
             found.append((f"mkcompile {variant.text}", variant))

@@ -16,7 +16,7 @@ STREAM_TILES = tuple(
 )
 SPLITS = (1, 2, 4)
 _MATH_GROUP_ROWS, _UNIT_COLUMNS = 64, 8
-# Two epochs of every tile from every peer. Source: MAILBOX_BYTES of the runtime's workspace.
+# Two epochs of every tile from every peer; what was measured, half of what the runtime's workspace has room for.
 _MAILBOX_BYTES = 16 << 20
 # Clusters do not reach over the edge of the smallest corner of the chip; the few SMs beyond are of no use.
 _CORNER_SMS = 16
@@ -57,6 +57,10 @@ class Stream:
         tile, peers = self.tile, self.site.problem.world_size - 1
         group_columns = tile.columns if tile.rows > _MATH_GROUP_ROWS else tile.columns // 2
         if group_columns % (_UNIT_COLUMNS * self.split) or self.site.gemm().k < tile.depth * self.split:
+            return False
+        # Measured (decision 306): one whole tile is faster than several shared ones, and shared tiles want all rows.
+        all_rows = min(self.site.gemm().m, 2 * _MATH_GROUP_ROWS)
+        if self.split > 1 and (self.waves > 1 or tile.rows < all_rows):
             return False
         return 2 * peers * self.tiles * tile.rows * tile.columns * 2 <= _MAILBOX_BYTES
 

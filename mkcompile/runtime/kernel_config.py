@@ -40,8 +40,10 @@ GATHER_TILES = tuple(tile for tile in TILES if tile not in ((64, 32), (128, 64))
 #: Tiles of the kernels for few rows, and among how many blocks of a cluster each may be shared.
 STREAM_TILES = ((64, 32), (64, 64), (64, 128), (128, 32), (128, 64), (128, 128))
 SPLITS = (1, 2, 4)
-#: Tiles and splits of those whose math groups take turns.
-PING_PONG = (((128, 128), 1), ((128, 128), 2), ((128, 128), 4), ((128, 64), 1), ((128, 64), 2))
+#: Those whose math groups may take turns: tiles that are long enough for it, and not shared (decision 306).
+PING_PONG = (((128, 128), 1),)
+#: Tiles and splits that are compiled ahead: those that were fastest somewhere.
+STREAM_FORMS = tuple(product(((64, 64), (64, 128), (128, 64), (128, 128)), (1, 2)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +208,11 @@ def all_configs() -> list[KernelConfig]:
     for (block_m, block_n), dtype, layout, has_bias in product(GATHER_TILES, dtypes, layouts, (False, True)):
         common = {"block_m": block_m, "block_n": block_n, "dtype": dtype, "weight_layout": layout, "has_bias": has_bias}
         configs.append(KernelConfig(operator="all_gather_gemm", **common))  # type: ignore[arg-type]
+    forms = [(form, turns) for turns, known in ((False, STREAM_FORMS), (True, PING_PONG)) for form in known]
+    for ((tile, split), turns), dtype, layout, has_bias in product(forms, dtypes, layouts, (False, True)):
+        common = {"block_m": tile[0], "block_n": tile[1], "dtype": dtype, "weight_layout": layout, "has_bias": has_bias}
+        common |= {"streams": True, "split": split, "ping_pong": turns}
+        configs += [KernelConfig(operator=name, **common) for name in ("gemm_reduce_scatter", "gemm_all_reduce")]  # type: ignore[arg-type]
     for (block_m, block_n), dtype, layout, has_bias in product(TILES, dtypes, layouts, (False, True)):
         common = {"block_m": block_m, "block_n": block_n, "dtype": dtype, "weight_layout": layout, "has_bias": has_bias}
         configs += [KernelConfig(operator="gemm", activation=name, **common) for name in _ACTIVATIONS]  # type: ignore[arg-type]

@@ -14,8 +14,8 @@ from mkcompile.runtime.workspace_layout import MAILBOX_BYTES
 _CORNER_SMS = 16
 # Share of the next tile's time over which a tile's partials are sent.
 _PACED_SHARE = 0.6
-# Up to so many rows, all of them lie in a few slices of L2: blocks begin at different ones.
-_STAGGERED_ROWS = 32
+# Below, a reduce-scatter is bound by the link, and turns only delay the first tiles.
+_TURNS_K = 2048
 
 
 class StreamForm(NamedTuple):
@@ -34,7 +34,8 @@ def stream_tactic(
     """
     together = stream_config(base, form.tile, form.split)
     waves = size.tiles(together) / most_clusters(together, num_sms)
-    takes_turns = waves > 1 and (form.tile, form.split) in PING_PONG
+    gains = base.operator != "gemm_reduce_scatter" or size.k >= _TURNS_K
+    takes_turns = waves > 1 and gains and (form.tile, form.split) in PING_PONG
     config = stream_config(base, form.tile, form.split, ping_pong=True) if takes_turns else together
     return config, stream_schedule(config, size, num_sms)
 
@@ -49,8 +50,7 @@ def stream_schedule(config: KernelConfig, size: LaunchSize, num_sms: int) -> Til
     """Every tile at once where they fit; else as many blocks as share them out evenly."""
     tiles = size.tiles(config)
     waves = -(-tiles // most_clusters(config, num_sms))
-    stagger = 1 if size.m <= _STAGGERED_ROWS else 0
-    return TileSchedule(grid=-(-tiles // waves) * config.split, lag=stagger, pace_ns=_pace_ns(config, size))
+    return TileSchedule(grid=-(-tiles // waves) * config.split, pace_ns=_pace_ns(config, size))
 
 
 def _pace_ns(config: KernelConfig, size: LaunchSize) -> int:

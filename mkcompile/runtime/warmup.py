@@ -16,7 +16,6 @@ from mkcompile.errors import CompileError, UnsupportedDeviceError
 from mkcompile.runtime.gather_engine import engine_cubin
 from mkcompile.runtime.kernel import CompiledKernel, compile_kernel
 from mkcompile.runtime.kernel_config import KernelConfig, all_configs
-from mkcompile.runtime.stream_schedule import stream_configs
 
 
 def warm_up(configs: Iterable[KernelConfig], num_processes: int) -> Iterator[CompiledKernel]:
@@ -31,13 +30,8 @@ def warm_up(configs: Iterable[KernelConfig], num_processes: int) -> Iterator[Com
 
 def launched_configs(dtypes: Sequence[str], layouts: Sequence[str]) -> list[KernelConfig]:
     """What the launcher asks for: the operators over ranks in every tile, with and without a bias."""
-    panels = [one for one in all_configs() if one.operator != "gemm" and one.dtype in dtypes]
-    panels = [one for one in panels if one.weight_layout in layouts]
-    largest = {(one.operator, one.dtype, one.weight_layout, one.has_bias): one for one in panels if one.reduces}
-    streams = [
-        config for one in largest.values() if one.operator != "all_gather_gemm" for config in stream_configs(one)
-    ]
-    return [*panels, *streams]
+    launched = [one for one in all_configs() if one.operator != "gemm" and one.dtype in dtypes]
+    return [one for one in launched if one.weight_layout in layouts]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -18,7 +18,7 @@ from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.results import Results
 from mkcompile.runtime.symmetric import Backing, SymmetricBuffer, make_buffer
 from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule
-from mkcompile.runtime.workspace_layout import WorkspaceLayout
+from mkcompile.runtime.workspace_layout import MAILBOX_BYTES, MAILBOX_SHARE, WorkspaceLayout
 
 _LOG = logging.getLogger(__name__)
 WARM_UP_FIRST = "warm up first: run the same function once, with the same shapes, before the capture"
@@ -32,16 +32,20 @@ _WAVES_IN_FLIGHT = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a launch wants of its workspace. Units: `region_bytes` bytes of each staging region, for full speed."""
+    """What a launch wants of its workspace.
+
+    Units: `region_bytes` bytes of each staging region, for full speed; `mailbox_bytes` bytes of each rank's mailbox.
+    """
 
     tiles: int
     region_bytes: int
+    mailbox_bytes: int = 0
 
     @staticmethod
     def of(config: KernelConfig, schedule: TileSchedule, size: LaunchSize) -> Demand:
-        """The ring of slots that never makes a sender wait for a receiver that keeps up; mailboxes are always there."""
+        """The ring of slots that never makes a sender wait for a receiver that keeps up; or mailboxes for all tiles."""
         if config.streams:
-            return Demand(tiles=1, region_bytes=0)
+            return Demand(tiles=1, region_bytes=0, mailbox_bytes=size.tiles(config) * config.tile_bytes)
         tiles = size.tiles_per_owner(config)
         slots = min(tiles, schedule.lag + _WAVES_IN_FLIGHT * schedule.grid)
         areas = (size.world - 1) * (2 if config.broadcast == "staged" else 1)
@@ -54,15 +58,17 @@ def layout_for(world: int, demand: Demand, cap_bytes: int, current: WorkspaceLay
     A demand beyond the cap gets the cap: a launch then has fewer slots, or raises where that is too few.
     """
     if current is not None and current.max_tiles >= demand.tiles:
-        serves = current.region_bytes >= demand.region_bytes or current.total_bytes >= cap_bytes
-        if serves:
+        fits = current.region_bytes >= demand.region_bytes and current.mailbox_bytes >= demand.mailbox_bytes
+        if fits or current.total_bytes >= cap_bytes:
             return current
     max_tiles = max(_SMALLEST_TILES, _power_of_two(demand.tiles), current.max_tiles if current else 0)
     region_bytes = max(demand.region_bytes, current.region_bytes if current else 0)
-    flags_bytes = WorkspaceLayout(world=world, total_bytes=1 << 62, max_tiles=max_tiles).region_offset
-    wanted_bytes = _power_of_two(flags_bytes + 2 * (region_bytes + _ROUNDING_BYTES))
+    flags_bytes = WorkspaceLayout(world=world, total_bytes=1 << 62, max_tiles=max_tiles).mailbox_offset
+    mailboxes_bytes = 2 * (world - 1) * max(demand.mailbox_bytes, current.mailbox_bytes if current else 0)
+    regions_bytes = flags_bytes + MAILBOX_BYTES + 2 * (region_bytes + _ROUNDING_BYTES)
+    wanted_bytes = _power_of_two(max(regions_bytes, MAILBOX_SHARE * mailboxes_bytes))
     total_bytes = min(max(_SMALLEST_BYTES, wanted_bytes), cap_bytes)
-    if total_bytes <= flags_bytes:
+    if total_bytes <= flags_bytes + total_bytes // MAILBOX_SHARE:
         raise WorkspaceError(
             f"a workspace of {cap_bytes} bytes is too small: its flags take {flags_bytes}; raise MKCOMPILE_ARENA_BYTES"
         )

@@ -11,8 +11,8 @@ from mkcompile.runtime.kernel_config import KernelConfig
 _ALIGNMENT_BYTES = 1024
 _FLAG_BYTES = 4
 # Share of a workspace for words that are data and flag in one, and the most that they may take.
-_MAILBOX_SHARE = 4
-MAILBOX_BYTES = 16 << 20
+MAILBOX_SHARE = 4
+MAILBOX_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +53,8 @@ class WorkspaceLayout:
     @property
     def mailbox_bytes(self) -> int:
         """Bytes for each other rank, of each parity."""
-        mailboxes_bytes = min(MAILBOX_BYTES, self.total_bytes // _MAILBOX_SHARE)
-        return mailboxes_bytes // (2 * (self.world - 1)) // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
+        all_bytes = min(MAILBOX_BYTES, self.total_bytes // MAILBOX_SHARE)
+        return all_bytes // (2 * (self.world - 1)) // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
 
     @property
     def region_offset(self) -> int:
