@@ -20,12 +20,19 @@ GATHER_TILES = tuple(
 )  # fmt: skip
 # Of equals the first: what more blocks cost was little, and fewer were slower than predicted beside long products.
 PUSH_BLOCKS = (16, 8, 4)
-LIBRARY_CHUNKS = (1, 2, 4)
+LIBRARY_CHUNKS = (1,)
 _ACROSS_BLOCKS = 16
 _PUSH_CHUNK_BYTES = 16 << 10
 _GROUP_ROWS = 128
-_ENGINE_CHUNK_BYTES, _MOST_CHUNKS = 4 << 20, 8
+# Smaller chunks cost more than they bring forward. Source: benchmarks/results/2xh200/gather_sweep.jsonl.
+_ENGINE_CHUNK_BYTES, _MOST_CHUNKS = 16 << 20, 8
+# Tiles of 64 rows read operands that tiles of 128 share. Source: the same.
+_HALF_TILE_FACTOR = 1.25
 _COPY_BLOCKS = 4
+# The library's products of a shard, over what is predicted of a whole one. Source: the same.
+_LIBRARY_FACTOR = 0.95
+# Host time of a call by the library, whose products are calls of torch: half of what one process took for two ranks.
+_LIBRARY_HOST_US, _PRODUCT_HOST_US = 50.0, 60.0
 # Up to so many gathered rows all of them go into one buffer, so that the weights are read once.
 _TOGETHER_ROWS = 512
 # Moving costs more where the gathered tensor is a result, too.
@@ -72,7 +79,9 @@ class Gather:
 
     def tile_us(self, case: Case) -> float:
         """One tile, with its start."""
-        return case.compute().tile_us + case.machine.constants.tile_start_us
+        half = case.tile.rows == 64 and not self.together
+        factor = _HALF_TILE_FACTOR if half else 1.0
+        return case.compute().tile_us * factor + case.machine.constants.tile_start_us
 
     def push(self, tile: Tile, blocks: int) -> Candidate:
         """Blocks push, and compute as soon as they have."""
@@ -106,13 +115,17 @@ class Gather:
         one = self.tile_us(case)
         chunks = max(1, min(_MOST_CHUNKS, self.shard_bytes // _ENGINE_CHUNK_BYTES, self.shard_rows // _GROUP_ROWS))
         waves = ceil(tiles / (self.most_blocks - blocks))
-        busy = waves * one * (1 + case.machine.constants.copy_engine_interference)
+        busy = self._beside_engine(waves * one)
         us = case.machine.constants.gemm_launch_us + cost.smooth_max(
             busy, self._engine_us(chunks) + one, case.machine.constants
         )
         us += case.machine.constants.gather_gate_us
         plan = plan_of(site, case, "copy_engine", transport="copy_engine", chunk_bytes=ceil(self.shard_bytes / chunks))
         return Candidate(plan=plan, seconds=us * 1e-6)
+
+    def _beside_engine(self, busy_us: float) -> float:
+        """What products take, slowed down while the copy engine works."""
+        return busy_us + self.site.machine.constants.copy_engine_interference * min(busy_us, self._engine_us(1))
 
     def _engine_us(self, chunks: int) -> float:
         constants, machine = self.site.machine.constants, self.site.machine
@@ -130,9 +143,10 @@ class Gather:
             cublas_us(Gemm(m=m, n=one.n, k=one.k, dtype_bytes=one.dtype_bytes), site.topology.gpu, constants)
             for m in rows
         ]
-        busy = sum(products) * (1 + constants.copy_engine_interference)
+        busy = self._beside_engine(_LIBRARY_FACTOR * sum(products))
         us = cost.smooth_max(busy, self._engine_us(chunks) + products[-1], constants)
         us += constants.gather_gate_us * len(rows) * one.num_gemms
+        us = max(us, _LIBRARY_HOST_US + _PRODUCT_HOST_US * len(rows) * one.num_gemms)
         plan = plan_of(site, case, "library", transport="copy_engine", chunk_bytes=ceil(self.shard_bytes / chunks))
         return Candidate(plan=plan, seconds=us * 1e-6)
 

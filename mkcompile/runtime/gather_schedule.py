@@ -14,15 +14,21 @@ from mkcompile.runtime.tile_schedule import SM_FLOP_PER_US, TILE_START_US, Launc
 
 Variant = Literal["push", "copy_engine", "library"]
 #: What one block moves to a peer, and all of them, bytes a microsecond. Source: docs/decisions/307-all-gather.md.
-PUSH_BLOCK_BYTES_PER_US, PUSH_BYTES_PER_US = 36e3, 320e3
+PUSH_BLOCK_BYTES_PER_US, PUSH_BYTES_PER_US = 22e3, 263e3
 #: Copy engine: rate, start, and what each chunk and its flag cost.
-_ENGINE_BYTES_PER_US, _ENGINE_START_US, _ENGINE_CHUNK_US = 366e3, 10.0, 5.4
-_ENGINE_CHUNK_BYTES, _MAX_CHUNKS = 4 << 20, 8
+_ENGINE_BYTES_PER_US, _ENGINE_START_US, _ENGINE_CHUNK_US = 366e3, 8.0, 6.0
+_ENGINE_CHUNK_BYTES, _MAX_CHUNKS = 16 << 20, 8
+#: Tiles' times beside a gather over those of `LaunchSize`; 64 rows read operands that others read, too.
+_TILE_FACTORS = {(128, 128): 1.02, (128, 160): 0.94, (128, 192): 0.94, (128, 224): 1.0, (128, 256): 0.97}
+_HALF_TILE_FACTOR = 1.25
+#: Host time of a call by the library: its products are calls of torch. Inside a CUDA graph there is none.
+_LIBRARY_HOST_US, _PRODUCT_HOST_US = 50.0, 60.0
 #: From the last flag to the first product, and a launch of the gate in front.
 _ARRIVAL_US, _GATE_US = 3.0, 3.0
 PUSH_BLOCKS = (4, 8, 16)
-_LIBRARY_CHUNKS = (1, 2, 4)
 _MEMORY_BYTES_PER_US = 4.3e6
+#: A library's rate over that of our largest tile.
+_LIBRARY_GAIN = 1.035
 # A library takes all SMs, also those that a launch of ours leaves to others; as many as it leaves, at least.
 _LIBRARY_BLOCKS = 128
 _COPY_BLOCKS = 4
@@ -50,7 +56,9 @@ def gather_order(size: GatherSize) -> int:
 
 def _tile_us(config: KernelConfig, size: GatherSize) -> float:
     one = LaunchSize(m=size.rows, n=sum(size.n), k=size.inner, world=size.world)
-    return one.tile_us(config) + TILE_START_US
+    apart = gather_order(size) != TOGETHER
+    factor = _TILE_FACTORS.get((config.block_m, config.block_n), _HALF_TILE_FACTOR if apart else 1.0)
+    return one.tile_us(config) * factor + TILE_START_US
 
 
 def push_choice(config: KernelConfig, size: GatherSize, max_grid: int, blocks: int, returned: bool) -> GatherChoice:
@@ -108,6 +116,7 @@ def library_choice(
     pieces = [size.shard_rows] + [group_rows] * chunks * (size.world - 1)
     product_us = [_library_us(rows, size, max_grid) for rows in pieces]
     us = max(sum(product_us), engine_us + product_us[-1]) + _GATE_US * len(pieces)
+    us = max(us, _LIBRARY_HOST_US + _PRODUCT_HOST_US * len(pieces) * len(size.n))
     return GatherChoice(variant="library", config=config, schedule=schedule, us=us)
 
 
@@ -115,7 +124,7 @@ def _library_us(rows: int, size: GatherSize, max_grid: int) -> float:
     """The library's product of so many rows: whole waves of its largest tile, or its weights from memory."""
     tiles = ceil(rows / 128) * sum(ceil(n / 256) for n in size.n)
     waves = ceil(tiles / max(max_grid, _LIBRARY_BLOCKS))
-    multiplied_us = waves * 2 * 128 * 256 * size.inner / SM_FLOP_PER_US
+    multiplied_us = waves * 2 * 128 * 256 * size.inner / (_LIBRARY_GAIN * SM_FLOP_PER_US)
     return max(multiplied_us, sum(size.n) * size.inner * 2 / _MEMORY_BYTES_PER_US)
 
 
@@ -129,8 +138,7 @@ def choices(base: KernelConfig, size: GatherSize, max_grid: int, returned: bool)
         if max_grid > _COPY_BLOCKS:
             yield engine_choice(config, size, max_grid, returned)
     if not returned and not size.columns and size.segments == 1:
-        for chunks in _LIBRARY_CHUNKS:
-            yield library_choice(base, size, chunks, max_grid)
+        yield library_choice(base, size, max_grid=max_grid)
 
 
 def choose_gather(

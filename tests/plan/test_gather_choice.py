@@ -1,0 +1,57 @@
+"""Of all ways to carry out an all-gather, a good one is chosen: judged by what was measured of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mkcompile.ops.problem import Problem
+from mkcompile.plan.candidates import candidates
+from mkcompile.plan.site import Site
+from mkcompile.plan.topology import PRESETS
+from mkcompile.runtime.gather_launch import GatherSize
+from mkcompile.runtime.gather_schedule import choose_gather
+from mkcompile.runtime.kernel_config import KernelConfig
+
+SWEEP = Path(__file__).parents[2] / "benchmarks" / "results" / "2xh200" / "gather_sweep.jsonl"
+ROWS = [json.loads(line) for line in SWEEP.read_text().splitlines()]
+
+
+def measured(row: dict[str, object], variant: str, tile: str, blocks: int) -> float | None:
+    """Microseconds of the variant; chunks of the copy engine differ little but at the smallest shape."""
+    starts = {
+        "push": f"push {tile} p{blocks} ", "copy_engine": f"engine {tile} ", "library": "library c1",
+    }  # fmt: skip
+    found = [one["us"] for name, one in row["variants"].items() if name.startswith(starts[variant])]  # type: ignore[attr-defined]
+    return min(found, default=None)
+
+
+def by_planner(row: dict[str, int]) -> tuple[str, str, int]:
+    """Variant, tile, pushing blocks."""
+    problem = Problem(
+        operator="all_gather_gemm", m=row["m"], n=row["n"], k=row["k"], world_size=2, dtype="bfloat16", dtype_bytes=2
+    )
+    site = Site(problem=problem, topology=PRESETS["2xh200"], reserve_sms=4)
+    best = min((one for one in candidates(site) if one.plan.variant != "remote_read"), key=lambda one: one.seconds)
+    return best.plan.variant, f"{best.plan.tile.rows}x{best.plan.tile.columns}", best.plan.roles.intra
+
+
+def by_runtime(row: dict[str, int]) -> tuple[str, str, int]:
+    """The same by the kernels' own model."""
+    size = GatherSize(segment_rows=row["m"] // 2, k=row["k"], n=(row["n"],), world=2)
+    best = choose_gather(KernelConfig(operator="all_gather_gemm"), size, 128)
+    return best.variant, f"{best.config.block_m}x{best.config.block_n}", best.schedule.blocks
+
+
+@pytest.mark.parametrize("choose", [by_planner, by_runtime])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['m']}x{row['n']}x{row['k']}")
+def test_the_choice_is_within_5_percent_of_the_best(
+    row: dict[str, int], choose: Callable[[dict[str, int]], tuple[str, str, int]]
+) -> None:
+    chosen = choose(row)
+    us = measured(row, *chosen)  # type: ignore[arg-type]
+    best = min(one["us"] for name, one in row["variants"].items() if name != "cublas")  # type: ignore[attr-defined]
+    assert us is not None and us <= 1.05 * best, (chosen, us, best)
