@@ -13,6 +13,7 @@ from mkcompile.plan.decide import Policy
 from mkcompile.plan.topology import Topology, preset
 from mkcompile.runtime.probe import local_topology
 from mkcompile.runtime.published import Basis, Published, local
+from mkcompile.runtime.reserve import FEW_SMS
 from mkcompile.runtime.tactics import AVAILABLE
 
 PROBE = "probe"
@@ -59,9 +60,13 @@ def own_basis() -> Basis:
 
 
 def policy_of(name: str) -> Policy:
-    """What may be fused there: on this host's GPUs what kernels exist for, elsewhere what the planner knows."""
+    """What may be fused there: on this host's GPUs what kernels exist for, elsewhere what the planner knows.
+
+    Launches are taken to leave as few SMs as those of most compiled graphs do; a launch decides anew.
+    """
     is_here = name == PROBE and torch.cuda.is_available()
-    return Policy(reserve_sms=settings().sm_reserve, available=AVAILABLE if is_here else None)
+    reserve_sms = settings().sm_reserve if settings().is_sm_reserve_given else FEW_SMS
+    return Policy(reserve_sms=reserve_sms, available=AVAILABLE if is_here else None)
 
 
 @cache
