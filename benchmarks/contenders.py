@@ -133,7 +133,8 @@ def all_gather_contenders(operands: Operands, arena: Arena) -> Iterator[Contende
     """All ways to all-gather + GEMM; `operands.x` are the gathered rows, of which each rank has its own."""
     rows = operands.x.shape[0] // arena.world
     shard = operands.x[arena.rank * rows : (arena.rank + 1) * rows].clone()
-    for name, call in gather_contenders.others(shard, operands.w, arena.group.group_name):
+    gathered, out = torch.empty_like(operands.x), shard.new_empty(operands.x.shape[0], operands.w.shape[0])
+    for name, call in gather_contenders.others(shard, operands.w, arena.group.group_name, gathered, out):
         yield Contender(name=name, call=call)
     gatherer = Gatherer.of(arena, shard.numel() * 2 * (arena.world - 1))
     for name, call, text in gather_contenders.ours(shard, operands.w, gatherer):

@@ -80,11 +80,10 @@ def text_of(choice: GatherChoice) -> str:
     return f"{choice.variant} {config.block_m}x{config.block_n} grid{schedule.grid} {blocks}"
 
 
-def others(shard: Tensor, w: Tensor, group: str) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """The contenders that are not ours, by name."""
-    world = dist.get_world_size()
-    gathered = shard.new_empty(world * shard.shape[0], shard.shape[1])
-    out = shard.new_empty(gathered.shape[0], w.shape[0])
+def others(
+    shard: Tensor, w: Tensor, group: str, gathered: Tensor, out: Tensor
+) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """The contenders that are not ours, by name; `gathered` and `out` are theirs to write."""
 
     def nccl() -> Tensor:
         dist.all_gather_into_tensor(gathered, shard)

@@ -77,11 +77,11 @@ class Case:
     def baselines(self, group: str) -> Iterator[Contender]:
         """cuBLAS on all rows, then the contenders that are not ours."""
         x, weights = self.rotation.x, self.rotation.weights
-        out = x.new_empty(x.shape[0], self.shape.n)
+        out, gathered = x.new_empty(x.shape[0], self.shape.n), torch.empty_like(x)
         yield Contender(name="cublas", calls=tuple(lambda w=w: torch.mm(x, w.t(), out=out) for w in weights))  # type: ignore[misc]
         made: dict[str, list[Callable[[], Tensor]]] = {}
         for w in weights:
-            for name, call in others(self.shard, w, group):
+            for name, call in others(self.shard, w, group, gathered, out):
                 made.setdefault(name, []).append(call)
         yield from (Contender(name=name, calls=tuple(calls)) for name, calls in made.items())
 
@@ -113,20 +113,21 @@ def rows_of(bench: Bench, shape: Shape, gatherer: Gatherer, options: argparse.Na
     last = (NUM_CALLS - 1) % len(case.rotation.weights)
     x = case.rotation.x.double()
     truths = [(x @ case.rotation.weights[at].double().t()).float() for at in (0, last)]
-    taking_part, graphs = contenders_of(case, gatherer, bench.arena.group.group_name, options.sweep), {}
+    taking_part = contenders_of(case, gatherer, bench.arena.group.group_name, options.sweep)
+    graphs: dict[str, torch.cuda.CUDAGraph] = {}
+    right: set[str] = set()
     for contender in taking_part:
         if contender.name == "async_tp":  # its graphs can't be captured on every version: eager only
             if all_right(contender.calls[0](), truths[0], same=False):
-                graphs[contender.name] = None
+                right.add(contender.name)
             continue
         graph = checked_graph("gemm", contender, case.rotation, truths)
         bench.arena.fault.check()
         if graph is not None:
             graphs[contender.name] = graph
-    captured = {name: graph for name, graph in graphs.items() if graph is not None}
-    timings = {"graph": measure_graphs(captured, bench.rounds, bench.host_group)}
+    timings = {"graph": measure_graphs(graphs, bench.rounds, bench.host_group)}
     if not options.sweep:
-        timings["eager"] = eager_timings(bench, taking_part, set(graphs))
+        timings["eager"] = eager_timings(bench, taking_part, right | set(graphs))
     bench.arena.fault.check()
     link_ms = shape.m * shape.k * 2 * (bench.arena.world - 1) / bench.arena.world / bench.link
     for regime, found in timings.items():
