@@ -103,24 +103,25 @@ class CellRun:
         if others.item() and not failed:
             entry.row.setdefault("error", f"{what}: on another rank")
 
-    def compile(self, name: str, kind: str) -> None:
-        """Both passes, each compiled at its first call. Seconds leave out the wait for other pairs' turns."""
-        contender, call = self.entries[name].contender, self.entries[name].call
+    def compile(self, name: str, kind: str, passes: tuple[str, ...]) -> None:
+        """Each pass at its first call. Seconds leave out the wait for other pairs' turns."""
+        entry = self.entries[name]
         skipped = counters["inductor"]["cudagraph_skips"]
-        with contender.compiling():
-            for which in self.passes:
+        with entry.contender.compiling():
+            for which in passes if entry.works else ():
                 with self.step(name, f"compiling {which} of"):
                     started, waited = time.perf_counter(), self.turn.waited_s
                     if name == "eager":
                         self.turn.enter()
-                    correct.values_of(self.load, call, train=which == "fwdbwd")
+                    correct.values_of(self.load, entry.call, train=which == "fwdbwd")
                     seconds = time.perf_counter() - started - (self.turn.waited_s - waited)
-                    self.entries[name].row[f"compile_{kind}_{which}_s"] = round(seconds, 2)
-                if self.cell.graphs:
+                    entry.row[f"compile_{kind}_{which}_s"] = round(seconds, 2)
+                if self.cell.graphs and entry.works:
                     self.capture(name, which)
         if self.cell.graphs:
-            self.entries[name].row["cudagraph_skips"] = counters["inductor"]["cudagraph_skips"] - skipped
-        if self.cell.graphs and not self.entries[name].works:
+            skips = counters["inductor"]["cudagraph_skips"] - skipped
+            entry.row["cudagraph_skips"] = entry.row.get("cudagraph_skips", 0) + skips
+        if self.cell.graphs and not entry.works:
             forget_compiled()  # what it left in the pool of the CUDA graphs would fail the others, too
 
     def capture(self, name: str, which: str) -> None:
@@ -130,28 +131,25 @@ class CellRun:
             for _ in range(2):
                 correct.values_of(self.load, self.entries[name].call, train=which == "fwdbwd")
 
-    def check(self) -> None:
-        """Against eager, and against the truth in fp32 where that is small enough."""
-        which = self.passes[-1]
+    def check(self, which: str) -> None:
+        """One pass against eager, and against the truth in fp32 where that is small enough."""
+        train = which == "fwdbwd"
         self.turn.enter()
-        wanted = correct.values_of(self.load, self.load.module, train=which == "fwdbwd")
+        wanted = correct.values_of(self.load, self.load.module, train)
         truth, of_eager = wanted, None
         if self.load.trains and self.cell.rows <= TRUTH_ROWS:
             exact = correct.in_fp32(self.load)
-            truth = correct.values_of(exact, exact.module, train=which == "fwdbwd")
+            truth = correct.values_of(exact, exact.module, train)
             of_eager = correct.distances(wanted, truth, self.turn.host_group)
         self.turn.leave()
         for name, entry in self.working.items():
-            with self.step(name, "checking"):
+            with self.step(name, f"checking {which} of"):
                 self.turn.enter()
-                errors: dict[str, float] = {}
-                for one in self.passes:
-                    got = correct.values_of(self.load, entry.call, train=one == "fwdbwd")
-                    of_pass = {key: truth[key] for key in got}
-                    errors = correct.distances(got, of_pass, self.turn.host_group)
-                    wrong = correct.too_far(errors, of_eager)
-                    if wrong:
-                        entry.row.setdefault("error", f"wrong result: {wrong}")
+                got = correct.values_of(self.load, entry.call, train)
+                errors = correct.distances(got, truth, self.turn.host_group)
+                wrong = correct.too_far(errors, of_eager)
+                if wrong:
+                    entry.row.setdefault("error", f"wrong result: {wrong}")
                 worst = max(errors, key=lambda key: errors[key])
                 entry.row |= {"checked": entry.works, "judged_by": "eager" if of_eager is None else "fp32"}
                 entry.row |= {"worst_error": errors[worst], "worst_tensor": worst}
@@ -229,6 +227,8 @@ class CellRun:
             known: Row = {"operators": dict(counter.operators), "collectives_left": dict(counter.left)}
             if name == "mkernel":
                 known["arena_bytes"] = arena_bytes()
+            partial_row = any(f"{one}_ms" not in entry.row for one in self.passes) and entry.works
+            known |= {"unfinished": True} if partial_row and not self.plan.timeline else {}
             found.append({**_identity(self.cell), "contender": name, **entry.row, **known})
         return found
 
@@ -299,31 +299,38 @@ def forget_compiled() -> None:
 
 
 def _measure(run: CellRun) -> None:
+    """Forward is compiled and measured before forward with backward is compiled, so that a run that is stopped has it;
+    with `quiet` both are compiled first.
+    """
     # a contender that fails under CUDA graphs takes the others' compiled code with it: the one that may goes first
     order = sorted(run.entries, key=lambda name: name != "async_tp") if run.cell.graphs else list(run.entries)
+    for passes in [run.passes] if run.plan.quiet else [(one,) for one in run.passes]:
+        _compile(run, order, passes)
+        run.turn.stop_compiling()
+        for which in passes:
+            run.check(which)
+            if not run.plan.timeline:
+                _race(run, which)
+                if run.plan.profile or which != run.passes[-1]:
+                    run.publish(run.rows())
+            if run.plan.profile:
+                run.look(which)
+
+
+def _compile(run: CellRun, order: list[str], passes: tuple[str, ...]) -> None:
     for name in order:
-        run.compile(name, "cold")
+        run.compile(name, "cold", passes)
     if run.plan.warm:
         forget_compiled()
         for name in order:
             if name in run.working and name != "eager":
-                run.compile(name, "warm")
-    run.turn.stop_compiling()
-    run.check()
-    if not run.plan.timeline:
-        _race(run)
-        if run.plan.profile:
-            run.publish(run.rows())  # what comes is a look at what is measured already
-    if run.plan.profile:
-        for which in run.passes:
-            run.look(which)
+                run.compile(name, "warm", passes)
 
 
-def _race(run: CellRun) -> None:
-    if run.plan.train and run.load.trains and run.cell.rows <= LOSS_ROWS and not run.cell.graphs:
+def _race(run: CellRun, which: str) -> None:
+    if which == "fwdbwd" and run.cell.rows <= LOSS_ROWS and not run.cell.graphs:
         run.losses()
-    for which in run.passes:
-        run.time(which)
+    run.time(which)
 
 
 def _identity(cell: Cell) -> Row:

@@ -106,6 +106,9 @@ def inference(name: str, batch: int, tokens: int, mesh: DeviceMesh, dtype: torch
     with torch.device(mesh.device_type):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()  # type: ignore[no-untyped-call]
     sharded = shard_by_own_plan(model, mesh)
+    for module in sharded.modules():  # sums of gradients, which nobody takes here and Dynamo can't trace
+        module._backward_hooks.clear()
+        module._backward_pre_hooks.clear()
     start = architecture.decoded - 1 if tokens == 1 else 0
     cache = _filled_cache(config, batch, max(start + tokens, 1), mesh, dtype)
     generator = torch.Generator().manual_seed(_SEED)

@@ -36,5 +36,5 @@ def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def is_done(cell: Cell, contenders: Iterable[str], found: Mapping[RowKey, Row]) -> bool:
-    """Is there a row for every contender?"""
-    return all((cell.key, name) in found for name in contenders)
+    """Is there a whole row for every contender?"""
+    return all((cell.key, name) in found and "unfinished" not in found[cell.key, name] for name in contenders)
