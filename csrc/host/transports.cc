@@ -42,7 +42,7 @@ std::string missing_for(TransportKind kind) {
 #if MK_WITH_VERBS
   return missing_for_verbs(kind);
 #else
-  return "built without verbs: infiniband/verbs.h was not found (apt-get install libibverbs-dev, then reinstall mkcompile)";
+  return "built without infiniband/verbs.h or verbs transports (apt-get install libibverbs-dev, reinstall mkcompile)";
 #endif
 }
 

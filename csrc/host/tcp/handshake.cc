@@ -163,8 +163,9 @@ Error Handshake::missing() {
 std::vector<Address> Handshake::addresses(u32 peer) const {
   const Endpoint& endpoint = party_.endpoints[peer];
   std::vector<Address> all;
+  all.reserve(1 + endpoint.num_addresses);
   if (endpoint.host == party_.host) all.push_back({AF_INET, {127, 0, 0, 1}});
-  all.insert(all.end(), endpoint.addresses.begin(), endpoint.addresses.begin() + endpoint.num_addresses);
+  for (u32 i = 0; i < endpoint.num_addresses; ++i) all.push_back(endpoint.addresses[i]);
   return all;
 }
 
