@@ -26,7 +26,10 @@ def chosen_variants(op: OperatorName, shape: Shape, world: int) -> Named:
     """By the planner; the GEMM alone, which no operator launches, by what the sweep says."""
     if op == "gemm":
         return [("mkcompile", _gemm_variant(size_of(op, shape, world)))]
-    return [(name, _planned(config, shape, world)) for name, config in default_configs(op)]
+    planned = [(name, _planned(config, shape, world)) for name, config in default_configs(op)]
+    if planned[0][1].config.streams:  # the same whichever way the others store their results
+        return [("mkcompile", planned[0][1])]
+    return planned
 
 
 def _planned(config: KernelConfig, shape: Shape, world: int) -> Variant:

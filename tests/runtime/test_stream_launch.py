@@ -1,0 +1,105 @@
+"""Kernels for few rows: which form a size gets, how it is launched, and the mailboxes that it needs."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+import pytest
+
+from mkcompile.errors import OperatorInputError, WorkspaceError
+from mkcompile.runtime.kernel import LaunchArguments, LoadedKernel, PeerTable, PreparedLaunch
+from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.stream_schedule import StreamForm, can_stream, most_clusters, stream_config, stream_tactic
+from mkcompile.runtime.tensor_map import Matrix
+from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule
+from mkcompile.runtime.workspace import Demand, layout_for
+from mkcompile.runtime.workspace_layout import WorkspaceLayout
+from tests.runtime.fakes import FakeDriver
+
+REDUCE = KernelConfig(operator="gemm_all_reduce", broadcast="staged")
+LAYOUT = WorkspaceLayout(world=2, total_bytes=64 << 20, max_tiles=1024)
+PEERS = PeerTable(rank=1, workspaces=(4096, 8192), layout=LAYOUT, fault_address=4096, timeout_s=1.0)
+NUM_SMS = 132
+
+
+def arguments(m: int, n: int, k: int, schedule: TileSchedule) -> LaunchArguments:
+    return LaunchArguments(
+        terms=((Matrix(1 << 20, m, k, k), Matrix(2 << 20, n, k, k)),), out=Matrix(3 << 20, m, n, n + 8),
+        schedule=schedule, peers=PEERS,
+    )  # fmt: skip
+
+
+def prepared(config: KernelConfig, given: LaunchArguments) -> PreparedLaunch:
+    return PreparedLaunch(LoadedKernel(config=config, device_idx=0, function=ctypes.c_void_p(0)), given)
+
+
+def size(m: int, n: int, k: int, world: int = 2) -> LaunchSize:
+    return LaunchSize(m=m, n=n, k=k, world=world)
+
+
+def test_results_are_stored_by_address_and_follow_moved_operands(fake_driver: FakeDriver) -> None:
+    config, schedule = stream_tactic(REDUCE, size(33, 4096, 2048), StreamForm((64, 64), 2), NUM_SMS)
+    launch = prepared(config, arguments(33, 4096, 2048, schedule))
+    launch.run(5)
+    launch.moved((4 << 20, 5 << 20, 6 << 20)).run(5)
+    first, second = fake_driver.launches
+    assert (first.out_address, first.out_stride, second.out_address) == (3 << 20, 4104, 6 << 20)
+    assert fake_driver.grids == [128, 128], "64 tiles, two blocks each"
+    assert (first.mailbox_offset, first.mailbox_bytes) == (LAYOUT.mailbox_offset, LAYOUT.mailbox_bytes)
+    assert LAYOUT.mailbox_offset + 2 * LAYOUT.mailbox_bytes == LAYOUT.region_offset
+    assert fake_driver.moved_maps == 2, "of a and the weight: the result has none"
+
+
+def test_clusters_are_whole_and_have_something_to_multiply(fake_driver: FakeDriver) -> None:
+    config = stream_config(REDUCE, (64, 64), 4)
+    for grid, k in ((130, 2048), (128, 128)):
+        with pytest.raises(OperatorInputError, match="clusters of 4"):
+            prepared(config, arguments(8, 1024, k, TileSchedule(grid=grid)))
+    assert not can_stream(config, size(8, 1024, 128))
+
+
+def test_tiles_beyond_the_mailboxes_are_refused(fake_driver: FakeDriver) -> None:
+    config = stream_config(REDUCE, (128, 128), 1)
+    with pytest.raises(WorkspaceError, match="mailboxes"):
+        prepared(config, arguments(4096, 8192, 64, TileSchedule(grid=128)))
+    assert not can_stream(config, size(4096, 8192, 64))
+
+
+def test_groups_take_turns_where_blocks_have_several_long_tiles() -> None:
+    def turns(base: KernelConfig, m: int, k: int, form: StreamForm) -> bool:
+        return stream_tactic(base, size(m, 8192, k), form, NUM_SMS)[0].ping_pong
+
+    scatter, whole = KernelConfig(operator="gemm_reduce_scatter"), StreamForm((128, 128), 1)
+    assert turns(REDUCE, 512, 1024, whole) and not turns(REDUCE, 256, 1024, whole)
+    assert turns(scatter, 512, 3584, whole) and not turns(scatter, 512, 1024, whole)
+    assert not turns(REDUCE, 512, 1024, StreamForm((128, 128), 2))
+    paced = stream_tactic(REDUCE, size(512, 8192, 3584), whole, NUM_SMS)[1]
+    assert 0.55 < paced.pace_ns * 32 / 20e3 < 0.65, "32 units in 0.6 of a tile of 20 us"
+
+
+def test_blocks_share_tiles_evenly() -> None:
+    config = stream_config(REDUCE, (64, 64), 1)
+    assert stream_tactic(REDUCE, size(8, 8192, 1024), StreamForm((64, 64), 1), NUM_SMS)[1].grid == 128
+    assert stream_tactic(REDUCE, size(65, 5120, 1024), StreamForm((64, 64), 1), NUM_SMS)[1].grid == 80
+    assert (most_clusters(config, NUM_SMS), most_clusters(replace(config, split=2), NUM_SMS)) == (132, 64)
+
+
+@pytest.mark.parametrize("world", [2, 3, 8, 16])
+def test_a_workspace_grows_to_the_mailboxes_that_a_launch_needs_and_stays(world: int) -> None:
+    layout = None
+    for m in (8, 64, 512, 1024, 8):
+        one = size(m, 8192, 1024, world)
+        config, schedule = stream_tactic(REDUCE, one, StreamForm((64, 128), 1), NUM_SMS)
+        if not can_stream(config, one):
+            continue
+        demand = Demand.of(config, schedule, one)
+        layout = layout_for(world, demand, 1 << 30, layout)
+        layout.require_mailbox(config, one.tiles(config))
+        assert layout_for(world, demand, 1 << 30, layout) is layout
+    assert layout is not None
+
+
+def test_a_small_cap_has_small_mailboxes() -> None:
+    layout = layout_for(2, Demand(tiles=16, region_bytes=1 << 20), 8 << 20, None)
+    assert layout.total_bytes == 8 << 20 and 0 < 2 * layout.mailbox_bytes <= 2 << 20 and layout.region_bytes > 1 << 20
