@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import torch
-
-from mkcompile.errors import ProxyUnavailableError, TransportError
+from mkcompile.errors import ProxyUnavailableError
 from mkcompile.inspect.doctor.check import Check
-from mkcompile.runtime.proxy import Hooks, Place, Proxy, ProxyConfig, Region, Ring
-from mkcompile.runtime.proxy.library import library, missing
+from mkcompile.runtime.proxy.library import library
 from mkcompile.runtime.proxy.settings import Transport
+from mkcompile.runtime.proxy.trial import Trial, try_transport
+
+__all__ = ["Trial", "check", "check_of", "try_transports"]
 
 _TRIED: tuple[Transport, ...] = ("srd", "rc", "tcp")
-_REGION_BYTES = 1 << 16
-_LIMIT_S = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """What came of opening one transport. `device` and `registration` are empty where `problem` says why not."""
-
-    transport: str
-    device: str = ""
-    registration: str = ""
-    problem: str = ""
-
-    def __str__(self) -> str:
-        if self.problem:
-            return f"{self.transport}: {self.problem}"
-        return f"{self.transport}: {self.device}, memory registered: {self.registration}"
 
 
 def try_transports() -> list[Trial]:
@@ -39,22 +21,7 @@ def try_transports() -> list[Trial]:
     Raises: ProxyUnavailableError where there is no library.
     """
     library()
-    return [_try(name) for name in _TRIED]
-
-
-def _try(name: Transport) -> Trial:
-    if problem := missing(name):
-        return Trial(transport=name, problem=problem)
-    memory = torch.zeros(_REGION_BYTES, dtype=torch.uint8)
-    region = Region(address=memory.data_ptr(), size_bytes=_REGION_BYTES, flags_offset_bytes=0, num_flags=1, keep=memory)
-    place = Place(rank=0, ranks=(0, 1), timeout_s=_LIMIT_S)
-    try:
-        proxy = Proxy(place, region, ProxyConfig(transport=name), Hooks(), Ring())
-    except TransportError as error:
-        return Trial(transport=name, problem=str(error))
-    trial = Trial(transport=name, device=proxy.device, registration=proxy.registration)
-    proxy.close(0)
-    return trial
+    return [try_transport(name) for name in _TRIED]
 
 
 def check() -> Check:

@@ -13,9 +13,9 @@ from torch.distributed import ProcessGroup
 
 from mkcompile.errors import MkcompileError, ProxyUnavailableError, TransportError
 from mkcompile.runtime.exchange import Exchange
-from mkcompile.runtime.proxy.library import missing
 from mkcompile.runtime.proxy.session import Place, Proxy
 from mkcompile.runtime.proxy.settings import Hooks, ProxyConfig, Region, Ring, Transport
+from mkcompile.runtime.proxy.trial import try_transport
 
 _TOPIC = "proxy"
 #: Best first, for `choose_transport`. `emulated` and `unordered` are for tests and never chosen.
@@ -67,7 +67,7 @@ def choose_transport(group: ProcessGroup, timeout_s: float = 0.0) -> tuple[Trans
     """
     exchange = Exchange(group, f"{_TOPIC}/transport", timeout_s)
     try:
-        lacks = {name: missing(name) for name in _PREFERENCE}
+        lacks = {name: try_transport(name).problem for name in _PREFERENCE}
     except ProxyUnavailableError as error:
         lacks = dict.fromkeys(_PREFERENCE, str(error))
     everyone = [json.loads(text) for text in exchange.gather("transports", json.dumps(lacks))]
