@@ -132,6 +132,8 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
   using Tile = typename Op::Tile;
   extern __shared__ __align__(1024) u8 dynamic_shared[];
   const SharedMemory<Tile> memory{(shared_address(dynamic_shared) + 1023) & ~1023u};
+  Trace trace(args, kComputeLane, threadIdx.x == 0);
+  trace.begin();
   if (threadIdx.x == 0) {
     Exchange<Tile>{args, memory}.init();
     Turns<Tile>{args, memory}.init();
@@ -164,6 +166,7 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
     __syncthreads();
     if (threadIdx.x == 0) leave_launch(args, load_shared(memory.epoch()));
   }
+  if constexpr (kTrace) trace.end(kTraceBlock, args.rank, Op::kReduces ? load_shared(memory.epoch()) : 0);
 }
 
 }  // namespace mk

@@ -135,19 +135,22 @@ template <class Tile>
 MK_DEVICE void stream_load_role(const LaunchArguments& args, const SharedMemory<Tile>& memory,
                                 const StreamPlan<Tile>& plan) {
   Ring<Tile> ring;
+  Trace trace(args, kLoadLane);
   const u32 count = plan.last_k() - plan.first_k();
   for (u32 tile = plan.first_tile; tile < plan.tiles; tile += plan.tile_step) {
     const i32 row = plan.row(tile), column = plan.column(tile);
     u32 at = plan.start_k(args, tile);
+    trace.begin();
     for (u32 i = 0; i < count; ++i) {
       u32 block = plan.first_k() + at, term = 0;
       for (u32 blocks = k_blocks_of(args, 0); block >= blocks; blocks = k_blocks_of(args, term)) block -= blocks, ++term;
-      wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole);
+      wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole, trace);
       mbarrier_arrive_expect(memory.stage_full(ring.stage), plan.bytes_a + Tile::kBytesB);
       load_stage(args, memory, ring.stage, term, block * kBlockK, row, column);
       ring.advance();
       at = at + 1 == count ? 0 : at + 1;
     }
+    trace.end(kTraceLoad, args.rank, tile);
   }
 }
 
