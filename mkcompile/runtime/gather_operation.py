@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Protocol
 
@@ -17,16 +17,23 @@ from mkcompile.runtime.abi import KernelArguments
 from mkcompile.runtime.gather_abi import GatherArguments
 from mkcompile.runtime.gather_engine import EngineDevice, EnginePlaces, PreparedTransfers, transfers
 from mkcompile.runtime.gather_form import GatherForm, as_shard
-from mkcompile.runtime.gather_launch import GatherLaunch, PreparedGather, argument_words
+from mkcompile.runtime.gather_launch import (
+    GatherLaunch,
+    GatherSchedule,
+    GatherSize,
+    PreparedGather,
+    argument_words,
+)
 from mkcompile.runtime.gather_schedule import GatherChoice
 from mkcompile.runtime.host import contiguous_strides
 from mkcompile.runtime.identity import LaunchIdentity
 from mkcompile.runtime.kernel import LoadedKernel, PeerTable
 from mkcompile.runtime.operation import GROUP, Device, Group
+from mkcompile.runtime.reserve import GROUPS
 from mkcompile.runtime.symmetric import SymmetricBuffer
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.trace.record import Recorder
-from mkcompile.runtime.workspace import Demand, Workspace
+from mkcompile.runtime.workspace import Demand, Workspace, layout_for
 
 _MAX_LAUNCHES = 256
 
@@ -125,7 +132,9 @@ class ByLibrary:
         self.sent.finish(stream)
 
     @staticmethod
+    @torch.no_grad()
     def _multiply(tensors: GatherTensors, rows: Tensor, first: int) -> None:
+        """Operators called by hand are not below autograd, which takes no `out` beside a parameter."""
         for w, bias, out in zip(tensors.w, tensors.bias, tensors.outs, strict=True):
             target = out[first : first + rows.shape[0]]
             if bias is None:
@@ -216,6 +225,8 @@ class GatherOperation:
     device: Device
     group: Group
     process_group: Callable[[], ProcessGroup | None]
+    plan_key: str
+    num_groups: int
     workspace: Workspace | None = None
     area: SymmetricBuffer | None = None
     launches: dict[tuple[int, ...], Prepared] = field(default_factory=dict)
@@ -246,6 +257,9 @@ class GatherOperation:
         if host.current_device() != host.device_idx:
             with torch.cuda.device(device.device):
                 return self.run(x, w, bias)
+        if self.num_groups != len(GROUPS):
+            with device.lock:
+                self._notice_groups()
         outs = [host.empty(shape, contiguous_strides(shape), x.dtype) for shape in self.form.out_shapes]
         addresses = _addresses(x, w, bias, outs)
         with device.lock:
@@ -280,15 +294,20 @@ class GatherOperation:
             gathered=outs[products] if self.form.returned else None,
         )  # fmt: skip
 
-    @property
-    def demand(self) -> Demand:
-        """What a launch wants of the workspace."""
-        schedule, size = self.choice.schedule, self.form.size
-        staged = schedule.arena_bytes(size) if schedule.pushes else 0
-        return Demand(tiles=schedule.flags(size), region_bytes=staged)
+    def _notice_groups(self) -> None:
+        """There are other groups than before, whose collectives may need room. Grids may differ by rank."""
+        self.num_groups = len(GROUPS)
+        group, schedule = self.process_group(), self.choice.schedule
+        if group is None or self.kernel is None:
+            return
+        max_grid = self.device.num_sms - self.group.reserve.sms_now(self.plan_key, group)
+        grid = max(schedule.blocks + 1, min(schedule.grid, max_grid))
+        if grid != schedule.grid:
+            self.choice = replace(self.choice, schedule=replace(schedule, grid=grid))
+            self.workspace = None  # what is prepared holds the old grid
 
     def _bind(self, capturing: bool) -> None:
-        workspace = self.group.workspace.require(self.demand, capturing)
+        workspace = self.group.workspace.require(_demand(self.choice.schedule, self.form.size), capturing)
         area = None
         if self.engine is not None:
             area = self.group.area.require(self.choice.schedule.arena_bytes(self.form.size), capturing)
@@ -332,3 +351,21 @@ def _addresses(
 ) -> tuple[int, ...]:
     present = (x, *w, *(one for one in bias if one is not None), *results)
     return tuple(one.data_ptr() for one in present)
+
+
+def _demand(schedule: GatherSchedule, size: GatherSize) -> Demand:
+    """What a launch wants of the workspace."""
+    staged = schedule.arena_bytes(size) if schedule.pushes else 0
+    return Demand(tiles=schedule.flags(size), region_bytes=staged)
+
+
+def room_missing(schedule: GatherSchedule, size: GatherSize, group: Group) -> str:
+    """Why the rows that come have no place under the cap, empty if they have: the same on every rank."""
+    workspaces, needed_bytes = group.workspace, schedule.arena_bytes(size)
+    room_bytes = group.area.cap_bytes
+    if schedule.pushes:
+        current = workspaces.current.layout if workspaces.current is not None else None
+        room_bytes = layout_for(size.world, _demand(schedule, size), workspaces.cap_bytes, current).region_bytes
+    if needed_bytes <= room_bytes:
+        return ""
+    return f"{needed_bytes} bytes of gathered rows, there is room for {room_bytes}; raise MKCOMPILE_ARENA_BYTES"

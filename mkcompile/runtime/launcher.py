@@ -34,14 +34,14 @@ from mkcompile.runtime.form import Form, Reduction
 from mkcompile.runtime.gather_area import GatherArea
 from mkcompile.runtime.gather_engine import EngineDevice
 from mkcompile.runtime.gather_form import GatherForm, gather_form_of
-from mkcompile.runtime.gather_operation import GatherOperation
+from mkcompile.runtime.gather_operation import GatherOperation, room_missing
 from mkcompile.runtime.host import contiguous_strides
 from mkcompile.runtime.kernel import LoadedKernel
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.machine import own_basis
 from mkcompile.runtime.operation import GROUP, Device, Group, Operation
 from mkcompile.runtime.platform import CudaPlatform, Platform
-from mkcompile.runtime.reserve import GROUPS, of_group
+from mkcompile.runtime.reserve import GROUPS, Reserve, of_group
 from mkcompile.runtime.tactics import Planned, Tactics
 from mkcompile.runtime.trace.record import RankTrace, Recorder
 from mkcompile.runtime.workspace import WARM_UP_FIRST, Demand, GroupWorkspace
@@ -70,6 +70,8 @@ class Launcher(ShortcutLauncher):
         self._trace = settings().trace if trace is None else trace
         self._devices: dict[torch.device, Device] = {}
         self._groups: dict[tuple[str, torch.device], Group] = {}
+        # Groups that have ended, but whose memory captured graphs may use.
+        self._ended: list[Group] = []
         self._operations: dict[Hashable, Operation | GatherOperation | _Unfused] = {}
         self._board: FaultBoard | None = None
         self._lock = threading.RLock()
@@ -152,7 +154,7 @@ class Launcher(ShortcutLauncher):
 
     def held_bytes(self) -> int:
         """Symmetric memory that this process holds, over all groups."""
-        return sum(group.workspace.held_bytes + group.area.held_bytes for group in self._groups.values())
+        return sum(_held_bytes(group) for group in (*self._groups.values(), *self._ended))
 
     def _decide(self, call: Reduction | AllGatherGemm, signature: Hashable) -> Operation | GatherOperation | _Unfused:
         with self._lock:
@@ -221,6 +223,10 @@ class Launcher(ShortcutLauncher):
         if choice is None:
             _LOG.info("%s of %s runs unfused: no gain is predicted", call.NAME, form.size)
             return _Unfused(group.workspace.exchange.group)
+        shortage = room_missing(choice.schedule, form.size, group)
+        if shortage:
+            _LOG.warning("%s of %s runs unfused: %s", call.NAME, form.size, shortage)
+            return _Unfused(group.workspace.exchange.group)
         config = replace(choice.config, trace=self._trace)
         return GatherOperation(
             form=form,
@@ -230,6 +236,8 @@ class Launcher(ShortcutLauncher):
             device=device,
             group=group,
             process_group=group.workspace.exchange.group,
+            plan_key=call.plan_key,
+            num_groups=len(GROUPS),
         )
 
     def _engine(self, device: Device) -> EngineDevice:
@@ -276,7 +284,11 @@ class Launcher(ShortcutLauncher):
             )
             area = GatherArea(exchange=exchange, backing=workspace.backing, cap_bytes=workspace.cap_bytes)
             found = self._groups[name, device] = Group(
-                obstacle=obstacle, reserve=of_group(exchange), workspace=workspace, area=area
+                obstacle=obstacle,
+                # the ranks of a fake group never come, and where nothing is launched nothing is left to others
+                reserve=Reserve(has_traffic=True, given=False) if obstacle else of_group(exchange),
+                workspace=workspace,
+                area=area,
             )
         return found
 
@@ -287,6 +299,8 @@ class Launcher(ShortcutLauncher):
             del self._operations[key]
         group.workspace.close()
         group.area.close()
+        if _held_bytes(group):
+            self._ended.append(group)
 
     def _fault_board(self, device: torch.device) -> FaultBoard:
         if self._board is None:
@@ -325,6 +339,11 @@ def gather_signature(
     for tensor in (x, *w, *bias):
         parts.append(None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()))
     return tuple(parts)
+
+
+def _held_bytes(group: Group) -> int:
+    """Symmetric memory of one group on this rank."""
+    return group.workspace.held_bytes + group.area.held_bytes
 
 
 def _max_grid(device: Device, group: Group, call: Call) -> int:

@@ -18,6 +18,7 @@ from mkcompile.runtime.gather_abi import APART, COLUMNS, TOGETHER
 from mkcompile.runtime.gather_engine import EnginePlaces, transfers
 from mkcompile.runtime.gather_form import GatherForm, gather_form_of
 from mkcompile.runtime.gather_launch import GatherLaunch, GatherSchedule, GatherSize, PreparedGather
+from mkcompile.runtime.gather_operation import ByLibrary, GatherTensors
 from mkcompile.runtime.gather_schedule import choose_gather, engine_choice
 from mkcompile.runtime.kernel import LoadedKernel, PeerTable
 from mkcompile.runtime.kernel_config import KernelConfig
@@ -214,3 +215,26 @@ def test_a_copied_operand_is_no_model_for_others(launcher: Launcher, fake_driver
     assert fake_driver.moved_maps == 0
     launcher(gather(256, 64, w=[tensor(512, 128)[:, :64].t()]))
     assert fake_driver.moved_maps > 0
+
+
+@pytest.mark.parametrize("variant", ["push", "copy_engine"])
+def test_rows_that_have_no_room_are_left_to_the_reference(
+    variant: str, platform: FakePlatform, launcher: Launcher, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(launcher, "_tactics", Planned(own_basis, available=frozenset({f"all_gather_gemm/{variant}"})))
+    shard = torch.ones(1, 1, dtype=torch.bfloat16).expand(1 << 20, 1024)  # 2 GiB that nobody allocates
+    assert launcher(replace(gather(8, 1024), x=shard)) is None
+    assert "raise MKCOMPILE_ARENA_BYTES" in caplog.text and not platform.backing_of_group.allocated_bytes
+    assert launcher(gather(256, 1024)) is not None
+
+
+def test_the_library_multiplies_parameters() -> None:
+    weight = torch.nn.Parameter(torch.ones(4, 8))
+    for bias in (None, torch.nn.Parameter(torch.ones(8))):
+        out = torch.empty(6, 8)
+        tensors = GatherTensors(
+            shard=torch.ones(3, 4), w=[weight], weights=[weight], bias=[bias], outs=[out], gathered=None
+        )
+        ByLibrary._multiply(tensors, tensors.shard, 3)
+        assert not out.requires_grad and torch.all(out[3:] == (4 if bias is None else 5))

@@ -20,6 +20,7 @@ from mkcompile.plan.disk import Measured, Results
 from mkcompile.plan.table import PlanTable
 from mkcompile.plan.topology import preset
 from mkcompile.runtime import abi
+from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.launcher import Launcher
 from mkcompile.runtime.published import Basis
 from mkcompile.runtime.tactics import AVAILABLE, Planned
@@ -160,6 +161,34 @@ def test_a_group_that_ended_gives_its_memory_back(platform: FakePlatform, fake_d
             assert launcher(all_reduce(m=64)) is not None
     assert launcher.held_bytes() == platform.backing_of_group.allocated_bytes[-1]
     assert platform.backing_of_group.settled == 19
+
+
+def test_a_graph_keeps_the_memory_of_a_group_that_ended(platform: FakePlatform, fake_driver: FakeDriver) -> None:
+    launcher = Launcher(platform)
+    for _ in range(2):
+        with lone_group():
+            launcher(all_reduce())
+            platform.fake_streams.capturing = 5
+            launcher(all_reduce())
+            platform.fake_streams.capturing = 0
+    assert launcher.held_bytes() == sum(platform.backing_of_group.allocated_bytes)
+    assert len(launcher._ended) == 1 and platform.backing_of_group.settled == 0
+
+
+def test_ranks_that_launch_nothing_are_not_waited_for(
+    platform: FakePlatform, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform.group_obstacle = "the group is a fake one"
+    steps: list[str] = []
+
+    def gather(self: Exchange, step: str, value: str) -> tuple[str, ...]:
+        steps.append(step)
+        return value, value
+
+    monkeypatch.setattr(Exchange, "gather", gather)
+    with lone_group():
+        assert Launcher(platform)(all_reduce()) is None
+    assert steps == ["devices"]
 
 
 def test_launches_on_several_streams_form_one_chain(launcher: Launcher, platform: FakePlatform) -> None:

@@ -12,11 +12,14 @@ import torch.distributed as dist
 
 from mkcompile.config import read_settings
 from mkcompile.errors import OptionError
+from mkcompile.ops.all_gather_gemm import AllGatherGemm
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.plan import key
 from mkcompile.runtime import reserve
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.launcher import Launcher
+from mkcompile.runtime.machine import own_basis
+from mkcompile.runtime.tactics import Planned
 from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
 
 PROBLEM = "always;a problem"
@@ -92,3 +95,21 @@ def test_launches_shrink_when_a_group_of_other_ranks_is_made(platform: FakePlatf
     assert fake_driver.grids[-1] == 132 - MANY
     first, _, last = fake_driver.launches
     assert (first.identity, first.lag) == (last.identity, last.lag), "grids may differ by rank, nothing else"
+
+
+def test_gathers_shrink_too(platform: FakePlatform, fake_driver: FakeDriver) -> None:
+    x, w = torch.ones(8192, 64, dtype=torch.bfloat16), torch.ones(8192, 64, dtype=torch.bfloat16).t()
+    call = AllGatherGemm(x, [w], [None], [0], 0, False, 2, "", ALONE)
+    with lone_group(4):
+        call = replace(call, group=dist.new_group([0, 1]).group_name)
+        platform._num_sms = 132
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reserve, "has_traffic_beside", lambda group: False)
+            launcher = Launcher(platform, Planned(own_basis, available=frozenset({"all_gather_gemm/push"})))
+            launcher(call)
+        dist.new_group([0, 2])
+        for _ in range(2):
+            launcher(call)
+    assert fake_driver.grids == [132 - FEW, 132 - MANY, 132 - MANY]
+    first, last, _ = fake_driver.launches
+    assert first.identity == last.identity, "grids may differ by rank, nothing else"
