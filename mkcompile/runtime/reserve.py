@@ -26,11 +26,12 @@ class Reserve:
     """What decides for one group, the same on all of its ranks.
 
     `has_traffic`: collectives that no graph shows are to be expected beside the group's launches. `given`: the user's
-    number goes before ours.
+    number goes before ours. `num_groups`: how many groups this process had when that was decided.
     """
 
     has_traffic: bool
     given: bool
+    num_groups: int
 
     def sms(self, plan_key: str) -> int:
         """SMs that this call's launches leave."""
@@ -55,9 +56,14 @@ def of_group(exchange: Exchange) -> Reserve:
     """
     group = exchange.group()
     assert group is not None
+    num_groups = len(GROUPS)
     own = f"{has_traffic_beside(group):d} {settings().is_sm_reserve_given:d}"
     said = [text.split() for text in exchange.gather("traffic", own)]
-    return Reserve(has_traffic=any(one == "1" for one, _ in said), given=any(other == "1" for _, other in said))
+    return Reserve(
+        has_traffic=any(one == "1" for one, _ in said),
+        given=any(other == "1" for _, other in said),
+        num_groups=num_groups,
+    )
 
 
 def has_traffic_beside(group: ProcessGroup) -> bool:
