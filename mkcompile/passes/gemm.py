@@ -122,9 +122,9 @@ def gemms_before(
     """The sum of GEMMs that `node`, the input of a reduction, is made of.
 
     `readers` are the nodes that may read `node` (the collective, or the split in front of it); any other reader, and
-    any other reader of a node on the way, needs the unreduced product: PRODUCT_USED_ELSEWHERE. `keeps_places`: the
-    reduction leaves every element where it is (all-reduce), so that permutes may be applied after it, too. `result`:
-    the reduced tensor; where all its readers cast it back, a widening cast in front of the reduction commutes.
+    any other reader of a node on the way, needs the unreduced product: PRODUCT_USED_ELSEWHERE or PRODUCT_SAVED.
+    `keeps_places`: the reduction leaves every element where it is (all-reduce), so that permutes may be applied after
+    it, too. `result`: the reduced tensor; where all its readers cast it back, a widening cast in front commutes.
     """
     chain: list[fx.Node] = []
     current = node
@@ -302,8 +302,17 @@ def _is_undone(cast: fx.Node, chain: list[fx.Node], dtype: torch.dtype, result: 
 
 def _why_shared(covers: list[fx.Node], readers: Collection[fx.Node]) -> Why | None:
     inside = {*covers, *readers}
-    for node in covers:
-        for user in node.users:
-            if user not in inside:
-                return Why(reason=Reason.PRODUCT_USED_ELSEWHERE, detail=f"{node.name} by {user.name}")
-    return None
+    others = [(node, user) for node in covers for user in node.users if user not in inside]
+    if not others:
+        return None
+    saved = all(_is_only_returned(user) for _, user in others)
+    node, user = others[0]
+    reason = Reason.PRODUCT_SAVED if saved else Reason.PRODUCT_USED_ELSEWHERE
+    return Why(reason=reason, detail=f"{node.name} by {user.name}")
+
+
+def _is_only_returned(user: fx.Node) -> bool:
+    """Is it the end of the graph, or views that only the end reads?"""
+    if user.op == "output":
+        return True
+    return is_call(user, (*VIEWS, *PERMUTES)) and all(_is_only_returned(one) for one in user.users)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import fx
 
 from mkcompile.passes.graph import erase_dead
-from mkcompile.passes.normalise_duplicates import fold_nested_waits, merge_duplicates
+from mkcompile.passes.normalise_duplicates import fold_nested_waits, merge_duplicates, return_waited
 from mkcompile.passes.normalise_gemms import single_batches_to_mm, unit_permutes_to_views, unscale_addends
 from mkcompile.passes.normalise_sizes import sizes_from_inputs
 from mkcompile.passes.normalise_sums import fold_sums
@@ -18,6 +18,7 @@ STEPS: tuple[Callable[[fx.Graph], None], ...] = (
     erase_dead,
     sizes_from_inputs,
     fold_nested_waits,
+    return_waited,
     merge_duplicates,
     unit_permutes_to_views,
     single_batches_to_mm,

@@ -18,6 +18,7 @@ from mkcompile.passes.graph import (
     WAIT,
     aten,
     is_call,
+    is_collective,
 )
 
 ALIASES = (
@@ -30,6 +31,8 @@ ALIASES = (
     getitem,
     *WAIT,
 )
+# Torch 2.14 saves one of these for each reader of a gather, and tells backward that their memory differs.
+COPIED = (aten.cat.default, *WAIT)
 MERGED = (*ALIASES, *CAST, *ALL_GATHER, aten.cat.default)
 
 
@@ -42,10 +45,24 @@ def fold_nested_waits(graph: fx.Graph) -> None:
             graph.erase_node(wait)
 
 
+def return_waited(graph: fx.Graph) -> None:
+    """A collective that is a result of the graph, and waited for in it, is returned as what the wait returns.
+
+    It is the same tensor. Selective checkpointing saves collectives so, and backward waits again, for nothing.
+    """
+    output = graph.output_node()
+    for wait in graph.find_nodes(op="call_function", target=WAIT[0]):
+        begun = wait.args[0]
+        if isinstance(begun, fx.Node) and is_collective(begun) and output in begun.users and output not in wait.users:
+            output.replace_input_with(begun, wait)
+
+
 def merge_duplicates(graph: fx.Graph) -> None:
     """Common subexpressions, for views, casts, gathers and waits only.
 
-    Two results of the graph are never made one: the caller may write into one of them.
+    Two results of the graph are never made one: the caller may write into one of them, and backward gives the memory of
+    each saved tensor to something else once it has read it. Where equal gathers leave the graph twice, the second
+    becomes a copy of the first.
     """
     escaping = _escaping(graph)
     known: dict[Hashable, fx.Node] = {}
@@ -53,7 +70,11 @@ def merge_duplicates(graph: fx.Graph) -> None:
         if not is_call(node, MERGED) or not _may_merge(node):
             continue
         twin = known.setdefault(_key(node), node)
-        if twin is node or (node in escaping and twin in escaping):
+        if twin is node:
+            continue
+        if node in escaping and twin in escaping:
+            if is_call(node, COPIED):
+                node.target, node.args, node.kwargs = aten.clone.default, (twin,), {}
             continue
         if node in escaping:
             escaping.add(twin)

@@ -55,6 +55,11 @@ class Reason(Enum):
         "the product before the reduction is used elsewhere, so it has to exist unreduced; "
         "use the collective's result there, if that is what was meant"
     )
+    PRODUCT_SAVED = (
+        "the product before the reduction is a result of this graph, too, as where selective checkpointing saves "
+        "matmuls; have it save the collective (torch.ops._c10d_functional.all_reduce.default) as well, which takes "
+        "the product's place and spares backward the collective"
+    )
     OP_BETWEEN = (
         "an operation between the product and the reduction does not commute with the reduction; "
         "apply it after the collective if the result may change so"

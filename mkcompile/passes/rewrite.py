@@ -13,7 +13,7 @@ from torch.fx.traceback import NodeSource, NodeSourceAction
 
 from mkcompile.ops.registry import arguments, overload
 from mkcompile.passes.fake_call import to_values
-from mkcompile.passes.graph import aten, inputs_of, shape_of
+from mkcompile.passes.graph import aten, inputs_of, shape_of, value
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.site import Match, Output
 from mkcompile.passes.sizes import SizeNodes, same_shape
@@ -92,6 +92,7 @@ class Rewriter:
             stop = last.next
             sizes = [self._sizes.argument(size, stop.prev, deferred) for size in wanted]
             node = last = self._add(stop.prev, output.node, aten.reshape.default, (node, sizes))
+        _keep_memory(node, output.node)
         output.node.replace_all_uses_with(node)
         self._replaced[output.node] = node
         return last
@@ -107,6 +108,17 @@ class Rewriter:
 def _keep_meta(node: fx.Node, old: fx.Node) -> None:
     node.meta.update({name: old.meta[name] for name in KEPT_META if name in old.meta})
     node.meta["from_node"] = [NodeSource(old, "mkcompile", NodeSourceAction.REPLACE)]
+
+
+def _keep_memory(node: fx.Node, old: fx.Node) -> None:
+    """The fake value of the old node, if laid out alike: values of views share its storage.
+
+    By storages Inductor decides whether a copy may be left out, and so whether two results become one.
+    """
+    new_value, old_value = value(node), value(old)
+    is_alike = same_shape(tuple(new_value.stride()), tuple(old_value.stride())) and new_value.dtype == old_value.dtype
+    if is_alike:
+        node.meta["val"] = old_value
 
 
 def _dependents_before(last_input: fx.Node, outputs: Iterable[fx.Node]) -> dict[fx.Node, None]:

@@ -60,6 +60,11 @@ def product_kept(x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return reduced(y), torch.relu(y)
 
 
+def product_returned(x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    y = x @ w.t()
+    return reduced(y), y
+
+
 def activation_between(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     return reduced(torch.relu(x @ w.t()))
 
@@ -134,6 +139,7 @@ CASES: list[tuple[Callable[..., object], Reason]] = [
     (maximum, Reason.REDUCE_OP),
     (double_precision, Reason.DTYPE),
     (product_kept, Reason.PRODUCT_USED_ELSEWHERE),
+    (product_returned, Reason.PRODUCT_SAVED),
     (activation_between, Reason.OP_BETWEEN),
     (scaled_by_a_tensor, Reason.OP_BETWEEN),
     (permuted_before_scatter, Reason.OP_BETWEEN),
