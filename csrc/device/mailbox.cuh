@@ -1,10 +1,10 @@
 #pragma once
 // One-shot exchange of partials, straight from registers: data words are their own flags.
 //
-// A mailbox word is zero until its sender stores a pair of elements there, which is never zero: a pair of zeros is sent as
-// (0, -0). The one thread that waits for the word polls it until it is not zero, and stores zero back. So there is no
-// flag, no fence and no epoch in the data, and what is left of a launch is what the next user expects: zeros. Words are
-// written again two launches later; RollCall says why they are free by then.
+// A mailbox word is zero until its sender stores a pair of elements there, which is never zero: a pair of zeros is sent
+// as (0, -0). The one thread that waits for the word polls it until it is not zero, and stores zero back. So there is
+// no flag, no fence and no epoch in the data, and what is left of a launch is what the next user expects: zeros. Words
+// are written again two launches later; RollCall says why they are free by then.
 #include "device/comm.cuh"
 
 namespace mk {

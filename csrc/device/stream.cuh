@@ -37,7 +37,7 @@ struct StreamCompute {
     float acc[Tile::kMine][Tile::kGroupN / 2];
     if constexpr (Tile::kPingPong) {
       const Turns<Tile> turns{args, memory};
-      turns.wait(epilogue.exchange.turn, trace);
+      turns.await_turn(epilogue.exchange.turn, trace);
       multiply_slabs<typename Op::Element>(args, memory, ring, k_blocks, turns.taken(group), acc, trace);
     } else {
       multiply_tile<typename Op::Element>(args, memory, ring, group, k_blocks, acc[0], trace);

@@ -68,7 +68,9 @@ struct StreamEpilogue {
   }
 
   /// Accumulators of unit `u` of the whole slab; both indices are constants.
-  static MK_DEVICE float value(const float* acc, int u, int i) { return acc[u / 2 * 8 + u % 2 * 2 + i / 2 * 4 + i % 2]; }
+  static MK_DEVICE float value(const float* acc, int u, int i) {
+    return acc[u / 2 * 8 + u % 2 * 2 + i / 2 * 4 + i % 2];
+  }
 
   /// This block's units, summed over the blocks of the cluster in their order.
   template <int kAccumulators>

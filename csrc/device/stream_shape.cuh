@@ -7,8 +7,8 @@
 namespace mk {
 
 /// As TileShape, with no panels: results are stored from registers. The math groups work on one tile together, or in
-/// turn (`kPingPong`), each on a tile of its own while the other one's goes to its place. A tile consists of slabs of 64
-/// rows: what one group multiplies at a time.
+/// turn (`kPingPong`), each on a tile of its own while the other one's goes to its place. A tile consists of slabs of
+/// 64 rows: what one group multiplies at a time.
 template <int kBlockM_, int kBlockN_, int kStages_, bool kWeightIsKn_, int kSplit_, bool kPingPong_>
 struct StreamShape : OperandShape<kBlockM_, kBlockN_, kWeightIsKn_> {
   using Operands = OperandShape<kBlockM_, kBlockN_, kWeightIsKn_>;
@@ -56,17 +56,18 @@ struct Exchange {
   }
 
   MK_DEVICE void init() const {
+    constexpr u32 kReaders = Tile::kSplit == 1 ? 1 : kThreads / 32 * (Tile::kSplit - 1);
     for (u32 at = 0; at < 2; ++at) {
       mbarrier_init(memory.barrier(2 * Tile::kStages + at), 1);
-      mbarrier_init(memory.barrier(2 * Tile::kStages + 2 + at), Tile::kSplit == 1 ? 1 : kThreads / 32 * (Tile::kSplit - 1));
+      mbarrier_init(memory.barrier(2 * Tile::kStages + 2 + at), kReaders);
     }
   }
   /// Before the first partial of a tile is written.
   MK_DEVICE void begin() const {
-    if (turn >= 2) wait(empty(), (turn / 2 & 1) ^ 1);
+    if (turn >= 2) await(empty(), (turn / 2 & 1) ^ 1);
     if (threadIdx.x % kThreads == 0) mbarrier_arrive_expect(full(), Tile::kExchangeBytes);
   }
-  MK_DEVICE void await_partials() const { wait(full(), turn / 2 & 1); }
+  MK_DEVICE void await_partials() const { await(full(), turn / 2 & 1); }
   /// All partials have been read. `reused`: a later tile will be written over them, by blocks that are still here then.
   MK_DEVICE void end(u32 part, bool reused) const {
     __syncwarp();
@@ -76,7 +77,7 @@ struct Exchange {
   }
 
  private:
-  MK_DEVICE void wait(u32 barrier, u32 parity) const {
+  MK_DEVICE void await(u32 barrier, u32 parity) const {
     if (mbarrier_try_wait_cluster(barrier, parity)) return;
     const u64 start_ns = global_timer_ns();
     while (!mbarrier_try_wait_cluster(barrier, parity)) {
@@ -98,7 +99,7 @@ struct Turns {
     for (u32 group = 0; group < 2; ++group) mbarrier_init(taken(group), 128);
   }
   /// Before tile number `turn` of this block.
-  MK_DEVICE void wait(u32 turn, Trace& trace) const {
+  MK_DEVICE void await_turn(u32 turn, Trace& trace) const {
     if (turn > 0) wait_phase(args, taken((turn - 1) % 2), (turn - 1) / 2 & 1, kComputeRole, trace);
   }
 };
@@ -143,7 +144,10 @@ MK_DEVICE void stream_load_role(const LaunchArguments& args, const SharedMemory<
     trace.begin();
     for (u32 i = 0; i < count; ++i) {
       u32 block = plan.first_k() + at, term = 0;
-      for (u32 blocks = k_blocks_of(args, 0); block >= blocks; blocks = k_blocks_of(args, term)) block -= blocks, ++term;
+      for (u32 blocks = k_blocks_of(args, 0); block >= blocks; blocks = k_blocks_of(args, term)) {
+        block -= blocks;
+        ++term;
+      }
       wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole, trace);
       mbarrier_arrive_expect(memory.stage_full(ring.stage), plan.bytes_a + Tile::kBytesB);
       load_stage(args, memory, ring.stage, term, block * kBlockK, row, column);
