@@ -129,8 +129,11 @@ class TraceLaneHeader(ctypes.Structure):
 
 
 def new_arguments() -> KernelArguments:
-    """A zeroed block that lies as the driver wants tensor maps, which come first in it and are whole multiples."""
-    size = ctypes.sizeof(KernelArguments)
+    """A zeroed block that lies as the driver wants tensor maps, which come first in it and are whole multiples.
+
+    Behind it there is room for the padding, which the driver reads, too.
+    """
+    size = padded_size(KernelArguments)
     storage = (ctypes.c_char * (size + MAP_ALIGNMENT_BYTES))()
     return KernelArguments.from_buffer(storage, -ctypes.addressof(storage) % MAP_ALIGNMENT_BYTES)
 

@@ -39,14 +39,19 @@ ARENA_OFFSET, OUT_OFFSET = GatherArguments.arena.offset, GatherArguments.out.off
 
 
 def new_arguments() -> GatherArguments:
-    """A zeroed block that lies as the driver wants tensor maps."""
-    storage = (ctypes.c_char * (ctypes.sizeof(GatherArguments) + MAP_ALIGNMENT_BYTES))()
+    """A zeroed block that lies as the driver wants tensor maps, with room for the padding, which it reads, too."""
+    storage = (ctypes.c_char * (_padded_size() + MAP_ALIGNMENT_BYTES))()
     return GatherArguments.from_buffer(storage, -ctypes.addressof(storage) % MAP_ALIGNMENT_BYTES)
+
+
+def _padded_size() -> int:
+    """Size on the device."""
+    return -(-ctypes.sizeof(GatherArguments) // MAP_ALIGNMENT_BYTES) * MAP_ALIGNMENT_BYTES
 
 
 def assertions() -> str:
     """C++ text that fails to compile unless the mirror has the device's size and offsets."""
-    size = -(-ctypes.sizeof(GatherArguments) // MAP_ALIGNMENT_BYTES) * MAP_ALIGNMENT_BYTES
+    size = _padded_size()
     lines = [
         f"static_assert(sizeof(mk::GatherArguments) == {size} && sizeof(mk::TensorMap) == {TENSOR_MAP_BYTES});",
         f"static_assert(mk::kMaxWeights == {MAX_WEIGHTS} && mk::ChunkWalk::kChunkBytes == {CHUNK_BYTES});",
