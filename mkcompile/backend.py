@@ -55,8 +55,9 @@ class FusionPass(fusion_pass.FusionPass):
 
     def _basis(self) -> str:
         """What decisions depend on: measured times are among it, but the same ones on all ranks."""
-        basis = basis_of(self._machine)
-        return basis.topology.key() + basis.tuned.to_json()
+        basis, policy = basis_of(self._machine), policy_of(self._machine)
+        kernels = "all" if policy.available is None else ",".join(sorted(policy.available))
+        return f"{basis.topology.key()}{basis.tuned.to_json()}{policy.reserve_sms} SMs left, kernels {kernels}"
 
 
 class Chain(CustomGraphPass):

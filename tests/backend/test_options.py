@@ -240,6 +240,13 @@ def test_uuid_covers(fake_world: int, monkeypatch: pytest.MonkeyPatch, where: st
     assert FusionPass().uuid() != before
 
 
+@pytest.mark.parametrize("policy", [Policy(reserve_sms=7), Policy(available=frozenset({"gemm_all_reduce/staged"}))])
+def test_uuid_covers_what_the_planner_may_do(fake_world: int, monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
+    before = mkcompile.FusionPass().uuid()
+    monkeypatch.setattr(backend, "policy_of", lambda name: policy)
+    assert mkcompile.FusionPass().uuid() != before
+
+
 def test_group_sizes_are_those_of_all_groups(fake_world: int) -> None:
     assert group_sizes() == "0=2"
     dist.new_group([0])
