@@ -5,13 +5,14 @@ PY := $(VENV)/bin/python
 REPORTS := build
 TESTS := not slow and not gpu and not gpu2
 
-.PHONY: demo test test-all test-gpu bench bench-models lint setup proxy clean
+.PHONY: demo test test-all test-rdma test-gpu bench bench-models lint setup proxy clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      compile two models on two ranks, explain what was fused, compare with eager and Inductor"
 	@echo "make test      everything that needs no GPU"
 	@echo "make test-all  the wide matrices and other torch versions too"
+	@echo "make test-rdma the proxy over real ibverbs, in a virtual machine (Debian, root; installs QEMU)"
 	@echo "make test-gpu  kernels on one or two GPUs"
 	@echo "make bench-models  whole models on two GPUs against eager, Inductor and async TP; may be stopped and resumed"
 	@echo "make bench     operators on two GPUs against cuBLAS+NCCL and torch's symmetric memory"
@@ -42,6 +43,10 @@ test-all: $(VENV)/.ready
 	@$(MAKE) --no-print-directory test
 	@$(PY) -m pytest -m "slow and not other_torch and not gpu and not gpu2" --durations 10
 	@$(PY) tools/other_torch.py
+
+test-rdma: $(VENV)/.ready
+	@tools/rdma/run_vm.sh -i -t 60 tests/rdma/nothing.sh
+	@$(PY) -m pytest -n0 tests/rdma
 
 test-gpu: $(VENV)/.ready
 	@$(PY) tools/receipt.py run

@@ -30,7 +30,7 @@ Made make_transport(const ProxyOptions& options, const Setup& setup) {
   if (kind == kEmulated) return emulated(options, setup);
   if (kind == kTcp) return make_tcp(setup);
 #if MK_WITH_VERBS
-  if (kind < kNumTransports) return make_verbs(kind, setup);
+  if (kind < kNumTransports) return make_verbs(kind, setup, static_cast<EmulatedOrder>(options.order));
 #endif
   const std::string missing = missing_for(kind);
   return {nullptr, fail({"transport"}, ENOTSUP, "%s", missing.c_str())};

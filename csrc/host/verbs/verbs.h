@@ -7,8 +7,9 @@
 
 namespace mk::host {
 
-/// `kind` is kRc, kUnordered or kSrd. libibverbs and libefa are loaded here, at run time.
-Made make_verbs(TransportKind kind, const Setup& setup);
+/// `kind` is kRc, kUnordered or kSrd. libibverbs and libefa are loaded here, at run time. `order` kUncounted makes
+/// `unordered` a negative control.
+Made make_verbs(TransportKind kind, const Setup& setup, EmulatedOrder order);
 
 /// What this machine lacks (libraries, a device, a capability); empty where nothing is known to be missing.
 std::string missing_for_verbs(TransportKind kind);

@@ -1,0 +1,198 @@
+#include "host/verbs/common.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+#include "host/wait.h"
+
+namespace mk::host::verbs {
+
+namespace {
+
+constexpr u64 kAddressLimitNs = 5'000'000'000, kLongestGoodbyeNs = 500'000'000;
+constexpr u32 kDeepest = 1024, kShallowest = 16;
+constexpr u64 kMostRequestBytes = 1u << 30;
+constexpr u32 kLeft = 1;
+
+u32 load(const u32& word) noexcept {
+  return std::atomic_ref<u32>(const_cast<u32&>(word)).load(std::memory_order_acquire);
+}
+
+}  // namespace
+
+Common::Common(const Setup& setup, u32 links_per_peer)
+    : setup_(setup),
+      links_per_peer_(links_per_peer),
+      links_(std::size_t{setup.world} * links_per_peer),
+      peers_(setup.world),
+      host_words_(links_.size() + setup.max_outstanding + setup.region.num_flags),
+      messages_(setup.max_outstanding) {
+  for (u32 i = 0; i < setup.max_outstanding; ++i) free_.push_back(setup.max_outstanding - 1 - i);
+}
+
+Error Common::open() {
+  if (links_per_peer_ > kMaxLinks) return fail({"options"}, EINVAL, "at most %u connections to a peer", kMaxLinks);
+  const u64 limit_ns = std::min(setup_.timeout_ns, kAddressLimitNs);
+  if (Error error = device_.open(setup_.device, now_ns() + limit_ns)) return error;
+  const u32 wanted = std::clamp(setup_.max_outstanding * requests_per_message(), kShallowest, kDeepest);
+  const u32 most = static_cast<u32>(std::min(device_.limits().max_qp_wr, device_.limits().max_cqe));
+  const u32 num_links = static_cast<u32>(links_.size());
+  send_depth_ = std::min({wanted, most, static_cast<u32>(device_.limits().max_cqe) / num_links});
+  receive_depth_ = counts() ? send_depth_ : 1;
+  most_bytes_ = std::min<u64>(device_.port().max_msg_sz, kMostRequestBytes);
+  if (send_depth_ < requests_per_message() || most_bytes_ == 0) {
+    return fail({"ibv_query_device", device_.name()}, ENOBUFS, "%u requests a connection, %u connections", send_depth_,
+                num_links);
+  }
+  if (Error error = device_.add_queue(u64{num_links} * send_depth_, sent_)) return error;
+  return device_.add_queue(u64{num_links} * receive_depth_, received_);
+}
+
+Error Common::register_memory() {
+  if (Error error = device_.add_region(setup_.region, way_, region_)) return error;
+  if (Error error = device_.add_host(host_words_.data(), host_words_.size() * sizeof(u32), host_)) return error;
+  return make_links();
+}
+
+Error Common::make_links() {
+  const LinkShape shape{sent_, received_, send_depth_, receive_depth_};
+  for (u32 i = 0; i < links_.size(); ++i) {
+    Link& link = links_[i];
+    link.peer = i / links_per_peer_;
+    if (link.peer == setup_.rank) continue;
+    if (Error error = make_link(shape, link)) return error;
+    const int status = counts() ? post_receives(link, request_id(0, i), receive_depth_) : 0;
+    if (status != 0) return fail({"ibv_post_recv", device(), static_cast<i32>(link.peer)}, status);
+  }
+  return {};
+}
+
+Error Common::endpoint(u32 peer, std::vector<u8>& blob) {
+  Endpoint own{};
+  std::memcpy(own.gid, device_.gid().raw, sizeof own.gid);
+  own.lid = device_.port().lid;
+  own.mtu = static_cast<u8>(device_.port().active_mtu);
+  own.num_links = links_per_peer_;
+  own.region_base = reinterpret_cast<u64>(setup_.region.base);  // not mr->addr: some providers leave it empty
+  own.flags_offset = setup_.region.flags_offset;
+  own.host_base = word_address(0);
+  own.region_key = region_->rkey;
+  own.host_key = host_->rkey;
+  own.num_flags = setup_.region.num_flags;
+  own.num_host_words = static_cast<u32>(host_words_.size());
+  for (u32 i = 0; i < links_per_peer_ && peer != setup_.rank; ++i) {
+    own.queue_numbers[i] = links_[link_of(peer, i)].queue->qp_num;
+  }
+  blob.resize(sizeof own);
+  std::memcpy(blob.data(), &own, sizeof own);
+  return {};
+}
+
+Error Common::connect(u32 peer, std::span<const u8> blob) {
+  const Place place{"connect", device(), static_cast<i32>(peer)};
+  if (blob.size() != sizeof(Endpoint)) return fail(place, EPROTO, "an endpoint of %zu bytes", blob.size());
+  Endpoint& other = peers_[peer];
+  std::memcpy(&other, blob.data(), sizeof other);
+  const u64 words = u64{setup_.world} * links_per_peer_ + setup_.max_outstanding + other.num_flags;
+  if (other.num_links != links_per_peer_ || other.num_host_words != words) {
+    return fail(place, EPROTO, "%u connections there, %u here", other.num_links, links_per_peer_);
+  }
+  for (u32 i = 0; i < links_per_peer_ && peer != setup_.rank; ++i) {
+    if (Error error = connect_link(other, i, links_[link_of(peer, i)])) return error;
+  }
+  return {};
+}
+
+bool Common::take_id(u32& id) noexcept {
+  if (free_.empty()) return false;
+  id = free_.back();
+  free_.pop_back();
+  return true;
+}
+
+Error Common::failed_completion(const ibv_wc& completion, const char* call, u32 peer) const noexcept {
+  return fail({call, device(), static_cast<i32>(peer)}, errno_of(completion.status), "%s (status %u, vendor %u)",
+              device_.functions().wc_status_str(completion.status), completion.status, completion.vendor_err);
+}
+
+bool Common::has_left(u32 peer, Error& error) const noexcept {
+  if (load(host_words_[link_of(peer, 0)]) != kLeft) return false;
+  error = fail({"post", device(), static_cast<i32>(peer)}, ENOTCONN, "the peer has closed its connection");
+  return true;
+}
+
+int Common::poll_sent(std::span<u64> tickets, Error& error) noexcept {
+  constexpr std::size_t kMost = 32;
+  ibv_wc completions[kMost];
+  const int most = static_cast<int>(std::min(kMost, tickets.size()));
+  const int found = ibv_poll_cq(sent_, most, completions);
+  int count = 0;
+  for (int i = 0; i < found; ++i) {
+    const u32 id = static_cast<u32>(completions[i].wr_id);
+    Link& link = links_[completions[i].wr_id >> 32];
+    if (completions[i].status != IBV_WC_SUCCESS) {
+      has_failed_ = true;
+      error = failed_completion(completions[i], "rdma write", link.peer);
+      return -1;
+    }
+    if (id == kGoodbye) {
+      ++goodbyes_acknowledged_;
+      continue;
+    }
+    InNetwork& message = messages_[id];
+    link.room += counts() ? 1 : message.requests;
+    message.requests -= counts() ? 1 : message.requests;
+    if (message.requests != 0) continue;
+    tickets[static_cast<std::size_t>(count++)] = message.ticket;
+    free_.push_back(id);
+  }
+  if (found >= 0) return count;
+  has_failed_ = true;
+  error = fail({"ibv_poll_cq", device()}, EIO);
+  return -1;
+}
+
+u64 Common::send_goodbyes() noexcept {
+  u64 sent = 0;
+  for (u32 i = 0; i < links_.size(); ++i) {
+    const Link& link = links_[i];
+    if (!link.queue || link.remote_queue == 0 || link.room == 0) continue;
+    // our own rank's word, which no peer writes, carries the value
+    const u32 there = link_of(setup_.rank, i % links_per_peer_);
+    host_words_[there] = kLeft;
+    if (post_goodbye(i, peers_[link.peer].host_base + u64{there} * sizeof(u32)) == 0) ++sent;
+  }
+  return sent;
+}
+
+/// A peer's last message may still wait for our NIC's acknowledgement: both say goodbye, and go when both have heard.
+void Common::close(u64 deadline_ns) noexcept {
+  if (!device_.context()) return;
+  const u64 sent = has_failed_ || !sent_ ? 0 : send_goodbyes();
+  const auto all_said = [&] {
+    u64 unused[1];
+    Error error;
+    while (goodbyes_acknowledged_ < sent) {
+      const u64 before = goodbyes_acknowledged_;
+      if (poll_sent(unused, error) < 0) return true;
+      if (before == goodbyes_acknowledged_) return false;
+    }
+    for (u32 i = 0; i < links_.size(); ++i) {
+      if (links_[i].queue && links_[i].remote_queue != 0 && load(host_words_[i]) != kLeft) return false;
+    }
+    return true;
+  };
+  if (sent != 0) {
+    (void)wait_bounded(std::min(deadline_ns, now_ns() + kLongestGoodbyeNs), all_said, [] { return false; });
+  }
+  release();
+}
+
+void Common::release() noexcept {
+  links_.clear();
+  device_.close();
+}
+
+}  // namespace mk::host::verbs

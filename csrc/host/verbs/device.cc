@@ -1,0 +1,152 @@
+#include "host/verbs/device.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "host/wait.h"
+
+namespace mk::host::verbs {
+
+namespace {
+
+constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+
+i32 last_errno() noexcept { return errno != 0 ? errno : EIO; }
+
+/// An IPv4 address as a GID: ::ffff:a.b.c.d.
+bool is_mapped_ipv4(const ibv_gid& gid) noexcept {
+  static constexpr u8 kPrefix[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+  return std::memcmp(gid.raw, kPrefix, sizeof kPrefix) == 0;
+}
+
+}  // namespace
+
+Error Device::open(const std::string& wanted, u64 deadline_ns) {
+  Error error;
+  functions_ = library(error);
+  if (error) return error;
+  if (Error failed = choose(wanted, deadline_ns)) return failed;
+  domain_ = {functions_->alloc_pd(context()), functions_->dealloc_pd};
+  if (!domain_) return fail({"ibv_alloc_pd", name_}, last_errno());
+  return {};
+}
+
+Error Device::choose(const std::string& wanted, u64 deadline_ns) {
+  int count = 0;
+  ibv_device** list = functions_->get_device_list(&count);  // null with ENOSYS: no RDMA in this kernel
+  const auto release = [this](ibv_device** all) { functions_->free_device_list(all); };
+  const std::unique_ptr<ibv_device*, decltype(release)> owner(list, release);
+  Error error = fail({"ibv_get_device_list", wanted.c_str()}, ENODEV, "%s",
+                     wanted.empty() ? "this machine has no RDMA device" : "no RDMA device of this name");
+  for (int i = 0; list != nullptr && i < count; ++i) {
+    if (!wanted.empty() && wanted != functions_->get_device_name(list[i])) continue;
+    error = open_one(list[i]);
+    if (!error) error = find_address(deadline_ns);
+    if (!error) return {};
+  }
+  context_.reset();
+  return error;
+}
+
+Error Device::open_one(ibv_device* device) {
+  std::snprintf(name_, sizeof name_, "%s/%u", functions_->get_device_name(device), port_number());
+  context_ = {functions_->open_device(device), functions_->close_device};
+  if (!context_) return fail({"ibv_open_device", name_}, last_errno());
+  if (const int status = functions_->query_device(context(), &limits_)) {
+    return fail({"ibv_query_device", name_}, status);
+  }
+  port_ = {};
+  if (const int status = functions_->query_port(context(), port_number(), &port_)) {
+    return fail({"ibv_query_port", name_}, status);
+  }
+  if (port_.state != IBV_PORT_ACTIVE) return fail({"ibv_query_port", name_}, ENODEV, "the port is not active");
+  return {};
+}
+
+/// RoCE: version 2 with an IPv4 address, whatever its index. Other links have one kind only.
+bool Device::look_for_address() noexcept {
+  const bool is_roce = port_.link_layer == IBV_LINK_LAYER_ETHERNET;
+  for (u32 index = 0; index < static_cast<u32>(port_.gid_tbl_len); ++index) {
+    ibv_gid_entry entry{};
+    if (functions_->query_gid_ex(context(), port_number(), index, &entry, 0, sizeof entry) != 0) continue;
+    const bool fits = !is_roce || (entry.gid_type == IBV_GID_TYPE_ROCE_V2 && is_mapped_ipv4(entry.gid));
+    if (!fits) continue;
+    gid_ = entry.gid;
+    gid_index_ = static_cast<u8>(index);
+    return true;
+  }
+  return false;
+}
+
+Error Device::find_address(u64 deadline_ns) {
+  if (wait_bounded(deadline_ns, [this] { return look_for_address(); }, [] { return false; }) != 0) {
+    return fail({"ibv_query_gid_ex", name_}, ENODEV, "no RoCE v2 address with IPv4: has the interface one?");
+  }
+  const std::size_t used = std::strlen(name_);
+  std::snprintf(name_ + used, sizeof name_ - used, " gid %u", gid_index_);
+  return {};
+}
+
+Error Device::add_host(void* base, u64 bytes, ibv_mr*& memory) {
+  memory = functions_->reg_mr(domain(), base, bytes, kAccess);
+  if (memory == nullptr) {
+    return fail({"ibv_reg_mr", name_}, last_errno(), "%llu bytes", static_cast<unsigned long long>(bytes));
+  }
+  memory_.emplace_back(memory, functions_->dereg_mr);
+  return {};
+}
+
+/// dma-buf, then whatever lets ibv_reg_mr take the pointer (host memory always; device memory with nvidia-peermem).
+Error Device::add_region(const Region& region, Registration& way, ibv_mr*& memory) {
+  i32 refused = ENOTSUP;
+  if (region.dmabuf >= 0 && functions_->reg_dmabuf_mr != nullptr) {
+    const u64 address = reinterpret_cast<u64>(region.base);
+    memory = functions_->reg_dmabuf_mr(domain(), region.dmabuf_offset, region.bytes, address, region.dmabuf, kAccess);
+    if (memory != nullptr) {
+      memory_.emplace_back(memory, functions_->dereg_mr);
+      way = Registration::kDmaBuf;
+      return {};
+    }
+    refused = last_errno();
+  }
+  Error error = add_host(region.base, region.bytes, memory);
+  way = region.kind == MemoryKind::kHost ? Registration::kHost : Registration::kPeerMem;
+  if (error && region.kind == MemoryKind::kCuda) {
+    return fail({"ibv_reg_mr", name_}, error.number, "dma-buf: %s; nvidia-peermem: %s", strerrordesc_np(refused),
+                strerrordesc_np(error.number));
+  }
+  return error;
+}
+
+Error Device::add_queue(u64 entries, ibv_cq*& queue) {
+  const u64 size = std::min<u64>(entries, static_cast<u64>(limits_.max_cqe));
+  queue = functions_->create_cq(context(), static_cast<int>(size), nullptr, nullptr, 0);
+  if (queue == nullptr) return fail({"ibv_create_cq", name_}, last_errno());
+  queues_.emplace_back(queue, functions_->destroy_cq);
+  return {};
+}
+
+void Device::close() noexcept {
+  queues_.clear();
+  memory_.clear();
+  domain_.reset();
+  context_.reset();
+}
+
+i32 errno_of(ibv_wc_status status) noexcept {
+  switch (status) {
+    case IBV_WC_RETRY_EXC_ERR: return ETIMEDOUT;  // nobody answers: process, machine or link is gone
+    case IBV_WC_RNR_RETRY_EXC_ERR: return ENOBUFS;
+    case IBV_WC_REM_ACCESS_ERR: return EACCES;
+    case IBV_WC_REM_INV_REQ_ERR: return EINVAL;
+    case IBV_WC_REM_OP_ERR:
+    case IBV_WC_REM_ABORT_ERR: return ECONNABORTED;
+    case IBV_WC_WR_FLUSH_ERR: return ECONNRESET;
+    case IBV_WC_LOC_PROT_ERR: return EFAULT;
+    case IBV_WC_LOC_LEN_ERR: return EMSGSIZE;
+    default: return EIO;
+  }
+}
+
+}  // namespace mk::host::verbs

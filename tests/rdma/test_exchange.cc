@@ -1,0 +1,111 @@
+// Every byte in place when its flag is seen, over real ibverbs.
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "verbs_tests.h"
+
+namespace mk::test {
+
+using namespace mk::host;
+
+std::string text_of(const Error& error) {
+  if (!error) return {};
+  return std::string(error.call) + " " + error.device + ": " + std::strerror(error.number) + " " + error.detail;
+}
+
+void open_two(const Plan& plan, ProxyOptions options, TransportKind kind, Sides& sides) {
+  options.transport = kind;
+  for (u32 rank = 0; rank < 2; ++rank) {
+    options.rank = rank;
+    std::snprintf(options.device, sizeof options.device, "rxe%u", rank);
+    CHECK_EQUAL(text_of(open_side(plan, options, sides[rank])), std::string());
+  }
+}
+
+void join_two(const Plan& plan, const ProxyOptions& common, TransportKind kind, Sides& sides) {
+  open_two(plan, common, kind, sides);
+  CHECK_EQUAL(text_of(connect_all(sides, 20 * kSecond)), std::string());
+}
+
+namespace {
+
+/// Messages of the long runs, each way.
+u64 many() {
+  const char* given = std::getenv("MK_RDMA_MESSAGES");
+  return given == nullptr ? 1000 : std::strtoull(given, nullptr, 10);
+}
+
+void exchange(TransportKind kind, const Plan& plan, u32 lanes) {
+  ProxyOptions options = options_for(plan);
+  options.lanes = lanes;
+  Sides sides;
+  join_two(plan, options, kind, sides);
+  const PairOutcome outcome = run_pair(plan, sides);
+  for (const Outcome* one : {&outcome.first, &outcome.second}) {
+    CHECK_EQUAL(one->failure, std::string());
+    CHECK_EQUAL(one->received, plan.messages);
+    CHECK_EQUAL(one->wrong, 0u);
+  }
+  CHECK_EQUAL(text_of(close_all(sides, 5 * kSecond)), std::string());
+}
+
+Plan plan_of(u64 messages) {
+  Plan plan;
+  plan.messages = messages;
+  return plan;
+}
+
+void the_device_and_its_address_are_named() {
+  Sides sides;
+  const Plan plan;
+  join_two(plan, options_for(plan), kRc, sides);
+  const Transport& transport = sides[1].session->proxy().transport();
+  CHECK_EQUAL(std::string(transport.device()).substr(0, 11), std::string("rxe1/1 gid "));
+  CHECK(transport.registration() == Registration::kHost);
+  CHECK(!close_all(sides, 5 * kSecond));
+}
+
+void rc_in_one_connection() { exchange(kRc, plan_of(500), 1); }
+void rc_in_three_connections() { exchange(kRc, plan_of(500), 3); }
+void rc_many() { exchange(kRc, plan_of(many()), 2); }
+
+void unordered_counted() { exchange(kUnordered, plan_of(500), 1); }
+void unordered_many() { exchange(kUnordered, plan_of(many()), 1); }
+
+void flags_that_nobody_counts_come_too_early() {
+  Plan plan = plan_of(200);
+  plan.delays = false;
+  ProxyOptions options = options_for(plan);
+  options.order = kUncounted;
+  Sides sides;
+  join_two(plan, options, kUnordered, sides);
+  const PairOutcome outcome = run_pair(plan, sides);
+  CHECK(outcome.first.wrong + outcome.second.wrong > 0);
+  (void)close_all(sides, 5 * kSecond);
+}
+
+void srd_says_what_is_missing() {
+  const Plan plan;
+  ProxyOptions options = options_for(plan);
+  options.transport = kSrd;
+  Side side;
+  const Error error = open_side(plan, options, side);
+  CHECK(error.number == ENODEV || error.number == ENOTSUP);
+  CHECK(std::strlen(error.detail) != 0);
+}
+
+}  // namespace
+
+std::vector<Test> exchange_tests() {
+  return {{"device/the_device_and_its_address_are_named", the_device_and_its_address_are_named},
+          {"rc/every_byte_arrives_before_its_flag", rc_in_one_connection},
+          {"rc/several_connections_share_the_messages", rc_in_three_connections},
+          {"unordered/every_byte_arrives_before_its_flag", unordered_counted},
+          {"unordered/flags_that_nobody_counts_come_too_early", flags_that_nobody_counts_come_too_early},
+          {"unordered/many_messages_of_1_byte_to_64_KiB", unordered_many},
+          {"srd/it_says_what_is_missing", srd_says_what_is_missing},
+          {"rc/many_messages_of_1_byte_to_64_KiB", rc_many}};
+}
+
+}  // namespace mk::test

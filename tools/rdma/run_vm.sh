@@ -1,0 +1,94 @@
+#!/bin/bash
+# Runs a test script where ibverbs is real: Debian's stock kernel in QEMU, without KVM, with Soft-RoCE devices.
+#   run_vm.sh [-i] [-p] [-t SECONDS] [-w FOLDER] TEST_SCRIPT
+# -i installs what is missing (Debian, root). -p boots two machines that a socket joins, $VM_RANK tells them apart;
+# without it one machine has rxe0 and rxe1. The guest's userland is this machine's root, read-only over 9p, but /tmp,
+# /run and /mnt. Output of the test goes to stdout. Exit status: the test's; 124 no end in time; 100-105 set-up.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+checkout=$(cd "$here/../.." && pwd)
+work=$checkout/build/rdma limit=240 install='' pair=''
+while getopts ipt:w: option; do
+    case $option in i) install=1 ;; p) pair=1 ;; t) limit=$OPTARG ;; w) work=$OPTARG ;; *) exit 100 ;; esac
+done
+shift $((OPTIND - 1))
+test_script=${1:?TEST_SCRIPT}
+mkdir -p "$work"
+refuse() { echo "run_vm.sh: $*" >&2; exit 100; }
+
+packages=(qemu-system-x86 busybox-static cpio kmod iproute2 ibverbs-providers libibverbs-dev)
+missing=()
+for package in "${packages[@]}"; do dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package"); done
+if ((${#missing[@]})); then
+    [ -n "$install" ] || refuse "needs ${missing[*]} (make test-rdma installs them)"
+    apt-get update -q >"$work/apt.log" 2>&1
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" >>"$work/apt.log" 2>&1
+fi
+
+# The cloud kernel has no Soft-RoCE; the stock one has it as a module.
+kernel=$work/kernel
+if [ ! -e "$kernel/release" ]; then
+    [ -n "$install" ] || refuse "needs Debian's kernel package (make test-rdma fetches it)"
+    image=$(apt-cache depends linux-image-amd64 | awk '/Depends:/ {print $2; exit}')
+    rm -rf "$kernel" && mkdir -p "$kernel"
+    (cd "$work" && apt-get download -q "$image" >>"$work/apt.log" 2>&1)
+    dpkg --fsys-tarfile "$work/${image}"_*.deb | tar -x -C "$kernel" \
+        --exclude=./usr --exclude='*/kernel/sound' --exclude='*/kernel/drivers/gpu' --exclude='*/kernel/drivers/media'
+    depmod -b "$kernel" "${image#linux-image-}"
+    rm -f "$work/${image}"_*.deb
+    echo "${image#linux-image-}" >"$kernel/release"
+fi
+release=$(cat "$kernel/release")
+
+# Modules in load order. crc32_generic by name: Soft-RoCE asks for it through modprobe, which the guest has not.
+root=$work/initramfs
+rm -rf "$root" && mkdir -p "$root"/{bin,modules}
+cp /bin/busybox "$root/bin/busybox" && ln -s busybox "$root/bin/sh"
+cp "$here/guest_init.sh" "$root/init" && chmod +x "$root/init"
+for module in virtio_pci virtio_net 9pnet_virtio 9p veth crc32_generic rdma_ucm rdma_rxe; do
+    modprobe -d "$kernel" -S "$release" --show-depends "$module" | awk '$1 == "insmod" {print $2}'
+done | awk '!seen[$0]++' | while read -r file; do cp "$file" "$root/modules/"; basename "$file"; done >"$work/order"
+mv "$work/order" "$root/modules/order"
+(cd "$root" && find . | cpio -o -H newc --quiet | gzip -1) >"$work/initramfs.gz"
+
+# boot NAME CONFIG [OPTION...]: one machine; its files are in $work/NAME
+boot() {
+    local io=$work/$1 config=$2
+    shift 2
+    rm -rf "$io" && mkdir -p "$io"
+    cp "$here/guest_main.sh" "$io/" && cp "$test_script" "$io/test.sh"
+    echo "$config CHECKOUT=$checkout" >"$io/config"
+    # Always TCG: /dev/kvm can be there and still not work. nokaslr and mitigations=off shorten the boot.
+    timeout "$limit" qemu-system-x86_64 -accel tcg -cpu max -smp 2 -m 2048 -nodefaults -no-reboot -display none \
+        -serial stdio -device isa-debug-exit,iobase=0xf4,iosize=0x01 \
+        -kernel "$kernel/boot/vmlinuz-$release" -initrd "$work/initramfs.gz" \
+        -append "console=ttyS0 quiet panic=-1 mitigations=off nokaslr random.trust_cpu=on" \
+        -fsdev local,id=root,path=/,security_model=none,readonly=on,multidevs=remap \
+        -device virtio-9p-pci,fsdev=root,mount_tag=hostroot \
+        -fsdev local,id=io,path="$io",security_model=none -device virtio-9p-pci,fsdev=io,mount_tag=io \
+        "$@" </dev/null >"$io/console" 2>&1 || [ $? != 124 ] || echo 124 >"$io/status"
+    [ -e "$io/status" ] || echo 105 >"$io/status"
+}
+
+if [ -z "$pair" ]; then
+    names=(one)
+    boot one "VM_RANK=0 VM_ADDRESS="
+else
+    names=(a b)
+    wire=$work/wire
+    rm -f "$wire"
+    network=stream,id=n,addr.type=unix,addr.path=$wire
+    card=virtio-net-pci,netdev=n,host_mtu=4200
+    boot a "VM_RANK=0 VM_ADDRESS=10.77.0.1" -netdev "$network,server=on" -device "$card,mac=02:00:00:00:00:0a" &
+    for ((i = 0; i < 200; i++)); do [ -S "$wire" ] && break; sleep 0.05; done
+    boot b "VM_RANK=1 VM_ADDRESS=10.77.0.2" -netdev "$network,server=off" -device "$card,mac=02:00:00:00:00:0b" &
+    wait
+fi
+worst=0
+for name in "${names[@]}"; do
+    status=$(cat "$work/$name/status")
+    ((status < 100)) || sed "s/^/console of $name: /" "$work/$name/console" >&2
+    [ ! -e "$work/$name/output" ] || sed "s/^/${pair:+$name: }/" "$work/$name/output"
+    ((status <= worst)) || worst=$status
+done
+exit "$worst"
