@@ -39,6 +39,13 @@ else:
 """
 
 
+#: An editable installation's finder goes before PYTHONPATH: the tests' own environment has one.
+WITHOUT_EDITABLE = """
+import sys
+sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in type(one).__module__]
+"""
+
+
 def build_wheel(folder: Path, *options: str, **environment: str) -> Path:
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), *options, str(ROOT)]
     subprocess.run(command, check=True, timeout=300, env={**os.environ, **environment})
@@ -50,7 +57,7 @@ def run_installed(wheel: Path, folder: Path, program: str) -> None:
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(wheel)]
     subprocess.run(install, check=True, timeout=300)
     environment = {**os.environ, "PYTHONPATH": str(site)}
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", WITHOUT_EDITABLE + program]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 

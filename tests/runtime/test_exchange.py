@@ -89,14 +89,14 @@ def buffer_case(rank: int, world_size: int) -> dict[str, Any]:
     errors = []
     backing.allocation_failure = "out of memory" if rank == 1 else ""
     with pytest.raises(WorkspaceError) as first:
-        make_buffer(exchange, backing, "w", 1024, 0)
+        make_buffer(exchange, backing, "w", 1024, 512)
     errors.append(str(first.value))
     backing.allocation_failure, backing.null_peer = "", 1 if rank == 0 else -1
     with pytest.raises(UnsupportedDeviceError) as second:
-        make_buffer(exchange, backing, "w", 1024, 0)
+        make_buffer(exchange, backing, "w", 1024, 512)
     errors.append(str(second.value))
     backing.null_peer = -1
-    return {"errors": errors, "then": make_buffer(exchange, backing, "w", 1024, 0).addresses}
+    return {"errors": errors, "then": make_buffer(exchange, backing, "w", 1024, 512).addresses}
 
 
 def killed_case(rank: int, world_size: int) -> tuple[float, str]:
