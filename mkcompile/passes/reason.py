@@ -57,7 +57,7 @@ class Reason(Enum):
     )
     PRODUCT_SAVED = (
         "the product before the reduction is a result of this graph, too, as where selective checkpointing saves "
-        "matmuls; have it save the collective (torch.ops._c10d_functional.all_reduce.default) as well, which takes "
+        "matmuls; make it save the collective (torch.ops._c10d_functional.all_reduce.default) as well, which takes "
         "the product's place and spares backward the collective"
     )
     OP_BETWEEN = (
