@@ -56,9 +56,9 @@ class Reason(Enum):
         "use the collective's result there, if that is what was meant"
     )
     PRODUCT_SAVED = (
-        "the product before the reduction is a result of this graph, too, as where selective checkpointing saves "
-        "matmuls; make it save the collective (torch.ops._c10d_functional.all_reduce.default) as well, which takes "
-        "the product's place and spares backward the collective"
+        "the product before the reduction leaves the graph, as where selective checkpointing saves matmuls; "
+        "make it save the collective (torch.ops._c10d_functional.all_reduce.default) as well, which takes the product's "
+        "place"
     )
     OP_BETWEEN = (
         "an operation between the product and the reduction does not commute with the reduction; "
