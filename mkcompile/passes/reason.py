@@ -57,8 +57,8 @@ class Reason(Enum):
     )
     PRODUCT_SAVED = (
         "the product before the reduction leaves the graph, as where selective checkpointing saves matmuls; "
-        "make it save the collective (torch.ops._c10d_functional.all_reduce.default) as well, which takes the product's "
-        "place"
+        "make it save the collective (torch.ops._c10d_functional.all_reduce.default) as well, which takes the "
+        "product's place"
     )
     OP_BETWEEN = (
         "an operation between the product and the reduction does not commute with the reduction; "
