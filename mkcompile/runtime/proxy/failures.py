@@ -15,7 +15,9 @@ from mkcompile.errors import (
 )
 from mkcompile.runtime.proxy import abi
 
-_GONE = {errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.EHOSTUNREACH}
+# A connection that times out tells the last word of routing where it has one: no route to the network, or it is down.
+_UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN}
+_GONE = {errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNREFUSED, *_UNREACHABLE}
 _NO_DEVICE = {errno.ENODEV, errno.ENOTSUP, errno.ENOSYS}
 _REGISTERING = ("ibv_reg_mr", "ibv_reg_dmabuf_mr", "register_memory")
 
