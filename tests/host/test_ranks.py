@@ -100,6 +100,7 @@ def killed_case(rank: int, world_size: int) -> dict[str, Any]:
     """Rank 1 is killed in the midst of traffic; the last case, since it leaves no rank 1."""
     proxy, side = traffic.join(TCP, timeout_s=10)
     traffic.exchange(proxy, side, 3)
+    dist.barrier()  # nobody is in the first exchange any more
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     started = time.monotonic()
