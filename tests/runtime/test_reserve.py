@@ -18,7 +18,7 @@ from mkcompile.plan import key
 from mkcompile.runtime import reserve
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.launcher import Launcher
-from mkcompile.runtime.machine import own_basis
+from mkcompile.runtime.machine import PROBE, own_basis, policy_of
 from mkcompile.runtime.tactics import Planned
 from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
 
@@ -114,3 +114,7 @@ def test_gathers_shrink_too(platform: FakePlatform, fake_driver: FakeDriver) -> 
     assert fake_driver.grids == [132 - FEW, 132 - MANY, 132 - MANY]
     first, last, _ = fake_driver.launches
     assert first.identity == last.identity, "grids may differ by rank, nothing else"
+
+
+def test_sites_are_judged_by_what_most_compiled_graphs_leave() -> None:
+    assert policy_of(PROBE).reserve_sms == FEW
