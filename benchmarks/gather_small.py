@@ -113,7 +113,9 @@ def rows_of(bench: Bench, shape: Shape, gatherer: Gatherer, options: argparse.Na
     last = (NUM_CALLS - 1) % len(case.rotation.weights)
     x = case.rotation.x.double()
     truths = [(x @ case.rotation.weights[at].double().t()).float() for at in (0, last)]
-    taking_part = contenders_of(case, gatherer, bench.arena.group.group_name, options.sweep)
+    arena = gatherer.arena
+    assert arena.group is not None
+    taking_part = contenders_of(case, gatherer, arena.group.group_name, options.sweep)
     graphs: dict[str, torch.cuda.CUDAGraph] = {}
     right: set[str] = set()
     for contender in taking_part:
@@ -122,14 +124,14 @@ def rows_of(bench: Bench, shape: Shape, gatherer: Gatherer, options: argparse.Na
                 right.add(contender.name)
             continue
         graph = checked_graph("gemm", contender, case.rotation, truths)
-        bench.arena.fault.check()
+        bench.check()
         if graph is not None:
             graphs[contender.name] = graph
     timings = {"graph": measure_graphs(graphs, bench.rounds, bench.host_group)}
-    if not options.sweep:
+    if not options.sweep and not options.no_eager:
         timings["eager"] = eager_timings(bench, taking_part, right | set(graphs))
-    bench.arena.fault.check()
-    link_ms = shape.m * shape.k * 2 * (bench.arena.world - 1) / bench.arena.world / bench.link
+    bench.check()
+    link_ms = shape.m * shape.k * 2 * (arena.world - 1) / arena.world / bench.link
     for regime, found in timings.items():
         floor_ms = max(found["cublas"].ms, shape.n * shape.k * 2 / _HBM_BYTES_PER_MS, link_ms) + _DELIVERY_MS
         for contender in taking_part:
@@ -143,7 +145,7 @@ def worker(rank: int, options: argparse.Namespace) -> None:
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
     started, arena = time.monotonic(), Arena(256 << 20)
     host_group = dist.new_group(backend="gloo")
-    bench = Bench(arena=arena, link=measure_link(), host_group=host_group, rounds=options.rounds)
+    bench = Bench(arena=arena, world=2, link=measure_link(), host_group=host_group, rounds=options.rounds)
     gatherer = Gatherer.of(arena, 32 << 20)
     common = {
         "link_gbps": round(bench.link / 1e6, 1), "commit": options.commit, "torch": torch.__version__,
@@ -154,7 +156,7 @@ def worker(rank: int, options: argparse.Namespace) -> None:
         dist.all_reduce(late, dist.ReduceOp.MAX, group=host_group)
         if late:
             break
-        if shape.m not in (options.rows or (shape.m,)):
+        if shape.m not in (options.rows or (shape.m,)) or shape.n not in (options.columns or (shape.n,)):
             continue
         for row in rows_of(bench, shape, gatherer, options):
             if rank == 0:
@@ -169,14 +171,16 @@ def main(arguments: list[str]) -> None:
     """Compile, start the ranks and wait for them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gather_small", description=__doc__)
     parser.add_argument("--rows", type=int, action="append", help="only these M")
+    parser.add_argument("--columns", type=int, action="append", help="only these N")
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--no-eager", action="store_true", help="only inside graphs")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no shape after this time")
     parser.add_argument("--commit", default="unknown", help="written into every line")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended")
     options = parser.parse_args(arguments)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    configs = {}
+    configs: dict[KernelConfig, None] = {}
     for shape in SHAPES:
         size = GatherSize(segment_rows=shape.m // 2, k=shape.k, n=(shape.n,), world=2)
         configs.update({one.config: None for one in swept(size)})
