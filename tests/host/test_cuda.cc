@@ -141,14 +141,105 @@ void bytes_arrive_before_their_flags(EmulatedOrder order, u32 lanes) {
 void copies_end_before_their_flags() { bytes_arrive_before_their_flags(kInOrder, 1); }
 void copies_end_before_their_flags_out_of_order() { bytes_arrive_before_their_flags(kShuffled, 2); }
 
+/// What the driver was asked for by this thread.
+struct Asked {
+  u64 copies = 0, events = 0, fenced = 0, flags = 0;
+};
+thread_local Asked asked;
+
+Driver counting_driver() {
+  static const Driver plain = stand_in();
+  Driver driver = plain;
+  driver.copy = [](u64 to, u64 from, std::size_t bytes, void* stream) {
+    ++asked.copies;
+    return plain.copy(to, from, bytes, stream);
+  };
+  driver.record = [](void* event, void* stream) {
+    ++asked.events;
+    return plain.record(event, stream);
+  };
+  driver.batch = [](void* stream, unsigned count, WriteOperation* operations, unsigned flags) {
+    asked.flags += count;
+    for (unsigned i = 0; i < count; ++i) asked.fenced += operations[i].flags == 0;
+    return plain.batch(stream, count, operations, flags);
+  };
+  return driver;
+}
+
+/// Starts `count` copies, `stride` bytes apart in the destination, and waits for them from the last to the first.
+Asked copy_all(u64 count, u64 bytes, u64 stride) {
+  Error error;
+  const auto engine = cuda::Engine::open(counting_driver(), 0, error);
+  const CopyEngine copies = engine->copies();
+  const FlagWriter flags = engine->flags();
+  std::vector<u8> from(count * bytes), to(count * stride);
+  for (u64 i = 0; i < from.size(); ++i) from[i] = static_cast<u8>(i * 2654435761u >> 24);
+  asked = {};
+  for (u64 i = 0; i < count; ++i) {
+    CHECK_EQUAL(copies.start(copies.context, &to[i * stride], &from[i * bytes], bytes, i), 0);
+    if (i % 64 == 63) CHECK_EQUAL(flags.commit(flags.context), 0);
+  }
+  CHECK_EQUAL(flags.commit(flags.context), 0);
+  for (u64 i = count; i-- > 0;) {
+    int looks = 0;
+    while (copies.finished(copies.context, i) == 0) CHECK(++looks < 10'000);
+    CHECK(std::memcmp(&to[i * stride], &from[i * bytes], bytes) == 0);
+  }
+  return asked;
+}
+
+void copies_that_adjoin_become_one_of_a_megabyte() {
+  const Asked all = copy_all(128, 64 << 10, 64 << 10);
+  CHECK_EQUAL(all.copies, 8u);
+  CHECK_EQUAL(all.events, 8u);
+}
+void copies_apart_share_an_event() {
+  const Asked all = copy_all(128, 64 << 10, 65 << 10);
+  CHECK_EQUAL(all.copies, 128u);
+  CHECK_EQUAL(all.events, 16u);
+}
+void large_copies_stay_as_they_are() {
+  const Asked all = copy_all(8, 2 << 20, 2 << 20);
+  CHECK_EQUAL(all.copies, 8u);
+  CHECK_EQUAL(all.events, 8u);
+}
+
+void a_copy_that_is_held_back_goes_out_when_it_is_asked_for() {
+  Error error;
+  const auto engine = cuda::Engine::open(counting_driver(), 0, error);
+  const CopyEngine copies = engine->copies();
+  u64 from = 7, to = 0;
+  CHECK_EQUAL(copies.start(copies.context, &to, &from, sizeof to, 1), 0);
+  int looks = 0;
+  while (copies.finished(copies.context, 1) == 0) CHECK(++looks < 10);
+  CHECK_EQUAL(to, 7u);
+}
+
+void flags_of_a_round_share_a_fence() {
+  Error error;
+  const auto engine = cuda::Engine::open(counting_driver(), 0, error);
+  const FlagWriter flags = engine->flags();
+  std::vector<u32> words(200);
+  asked = {};
+  for (u32& word : words) CHECK_EQUAL(flags.write(flags.context, &word, 3), 0);
+  CHECK_EQUAL(flags.commit(flags.context), 0);
+  CHECK_EQUAL(asked.flags, 200u);
+  CHECK_EQUAL(asked.fenced, 2u);  // one call takes 128
+  for (const u32 word : words) CHECK_EQUAL(word, 3u);
+}
+
 void more_copies_than_events_still_finish() {
   Error error;
   const auto engine = cuda::Engine::open(stand_in(), 0, error);
   const CopyEngine copies = engine->copies();
   constexpr u64 kCopies = 1000;
+  const FlagWriter flags = engine->flags();
   std::vector<u64> from(kCopies), to(kCopies);
   for (u64 i = 0; i < kCopies; ++i) from[i] = i + 1;
-  for (u64 i = 0; i < kCopies; ++i) CHECK_EQUAL(copies.start(copies.context, &to[i], &from[i], 8, i), 0);
+  for (u64 i = 0; i < kCopies; ++i) {
+    CHECK_EQUAL(copies.start(copies.context, &to[i], &from[i], 8, i), 0);
+    CHECK_EQUAL(flags.commit(flags.context), 0);  // a round of its own for each
+  }
   for (u64 i = kCopies; i-- > 0;) {
     int looks = 0;
     while (copies.finished(copies.context, i) == 0) CHECK(++looks < 10'000);
@@ -166,7 +257,9 @@ void what_the_driver_refuses_is_an_error() {
   driver = stand_in();
   driver.copy = [](u64, u64, std::size_t, void*) { return 700; };
   const auto engine = cuda::Engine::open(driver, 0, error);
-  CHECK_EQUAL(engine->copies().start(engine.get(), nullptr, nullptr, 8, 0), -EIO);
+  const CopyEngine copies = engine->copies();
+  CHECK_EQUAL(copies.start(copies.context, nullptr, nullptr, 8, 0), 0);  // held back
+  CHECK_EQUAL(engine->flags().commit(copies.context), -EIO);
 }
 
 }  // namespace
@@ -174,6 +267,12 @@ void what_the_driver_refuses_is_an_error() {
 std::vector<Test> cuda_tests() {
   return {{"cuda/copies_end_before_their_flags", copies_end_before_their_flags},
           {"cuda/copies_end_before_their_flags_out_of_order", copies_end_before_their_flags_out_of_order},
+          {"cuda/copies_that_adjoin_become_one_of_a_megabyte", copies_that_adjoin_become_one_of_a_megabyte},
+          {"cuda/copies_apart_share_an_event", copies_apart_share_an_event},
+          {"cuda/large_copies_stay_as_they_are", large_copies_stay_as_they_are},
+          {"cuda/a_copy_that_is_held_back_goes_out_when_it_is_asked_for",
+           a_copy_that_is_held_back_goes_out_when_it_is_asked_for},
+          {"cuda/flags_of_a_round_share_a_fence", flags_of_a_round_share_a_fence},
           {"cuda/more_copies_than_events_still_finish", more_copies_than_events_still_finish},
           {"cuda/what_the_driver_refuses_is_an_error", what_the_driver_refuses_is_an_error}};
 }

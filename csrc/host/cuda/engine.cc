@@ -11,6 +11,8 @@ constexpr unsigned kNoTiming = 2;       // CU_EVENT_DISABLE_TIMING
 constexpr int kWritesOrdering = 118;    // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
 constexpr int kOrderedForOwner = 100;   // CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
 constexpr int kCurrentContext = 0;      // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX
+constexpr unsigned kFenceBefore = 0;    // CU_STREAM_WRITE_VALUE_DEFAULT
+constexpr unsigned kNoFence = 1;        // CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER
 constexpr int kToOwner = 100;           // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER
 
 }  // namespace
@@ -37,9 +39,10 @@ Error Engine::make() {
     return refuse("cuDeviceGetAttribute", result);
   }
   needs_flush_ = ordering < kOrderedForOwner;
-  for (void** stream : {&copies_, &flags_}) {
-    if (const Result result = driver_.create_stream(stream, kNonBlocking)) return refuse("cuStreamCreate", result);
+  for (void*& stream : copies_) {
+    if (const Result result = driver_.create_stream(&stream, kNonBlocking)) return refuse("cuStreamCreate", result);
   }
+  if (const Result result = driver_.create_stream(&flags_, kNonBlocking)) return refuse("cuStreamCreate", result);
   for (Mark& mark : marks_) {
     if (const Result result = driver_.create_event(&mark.event, kNoTiming)) return refuse("cuEventCreate", result);
   }
@@ -52,9 +55,10 @@ Engine::~Engine() {
   for (const Mark& mark : marks_) {
     if (mark.event != nullptr) driver_.destroy_event(mark.event);
   }
-  for (void* stream : {copies_, flags_}) {
+  for (void* stream : copies_) {
     if (stream != nullptr) driver_.destroy_stream(stream);
   }
+  if (flags_ != nullptr) driver_.destroy_stream(flags_);
   driver_.release(device_);
 }
 
@@ -67,22 +71,47 @@ i32 Engine::enter() noexcept {
   return failed(driver_.set_current(context_));
 }
 
+/// Gives what is held back to the driver.
+i32 Engine::issue() noexcept {
+  if (held_.bytes == 0) return 0;
+  const Result result = driver_.copy(held_.destination, held_.source, held_.bytes, copies_[stream_]);
+  if (result != kSuccess) return failed(result);
+  ++started_;
+  unmarked_bytes_ += held_.bytes;
+  held_ = {};
+  return unmarked_bytes_ >= kMarkedBytes ? mark() : 0;
+}
+
+/// An event behind all copies so far; the next ones go to another stream.
 i32 Engine::mark() noexcept {
-  if (num_marks_ == kEvents) return 0;  // a later one will do
+  if (marked_ == started_ || num_marks_ == kEvents) return 0;  // a later one will do
   Mark& mark = marks_[(first_mark_ + num_marks_) % kEvents];
-  if (const i32 status = failed(driver_.record(mark.event, copies_))) return status;
+  if (const i32 status = failed(driver_.record(mark.event, copies_[stream_]))) return status;
   mark.behind = marked_ = started_;
+  unmarked_bytes_ = 0;
   ++num_marks_;
+  stream_ = (stream_ + 1) % kStreams;
   return 0;
+}
+
+/// No copy waits for the next round.
+i32 Engine::end_round() noexcept {
+  if (const i32 status = issue()) return status;
+  return mark();
 }
 
 i32 Engine::start(void* destination, const void* source, u64 bytes, u64 token) noexcept {
   if (const i32 status = enter()) return status;
-  const Result result =
-      driver_.copy(reinterpret_cast<u64>(destination), reinterpret_cast<u64>(source), bytes, copies_);
-  if (result != kSuccess) return failed(result);
-  numbers_[token % kTokens] = ++started_;
-  return mark();
+  const u64 to = reinterpret_cast<u64>(destination), from = reinterpret_cast<u64>(source);
+  const bool adjoins = held_.bytes != 0 && to == held_.destination + held_.bytes &&
+                       from == held_.source + held_.bytes && held_.bytes + bytes <= kMergedBytes;
+  if (!adjoins) {
+    if (const i32 status = issue()) return status;
+    held_ = {to, from, 0};
+  }
+  held_.bytes += bytes;
+  numbers_[token % kTokens] = started_ + 1;
+  return held_.bytes >= kMergedBytes ? issue() : 0;
 }
 
 i32 Engine::finished(u64 token) noexcept {
@@ -98,7 +127,7 @@ i32 Engine::finished(u64 token) noexcept {
     --num_marks_;
   }
   if (number <= done_) return 1;
-  return number > marked_ ? mark() : 0;
+  return number > marked_ ? end_round() : 0;
 }
 
 i32 Engine::write(void* flag, u32 value) noexcept {
@@ -108,11 +137,13 @@ i32 Engine::write(void* flag, u32 value) noexcept {
   }
   pending_[num_pending_] = {};
   pending_[num_pending_].address = reinterpret_cast<u64>(flag);
+  pending_[num_pending_].flags = num_pending_ == 0 ? kFenceBefore : kNoFence;
   pending_[num_pending_++].value = value;
   return 0;
 }
 
 i32 Engine::commit() noexcept {
+  if (const i32 status = end_round()) return status;
   if (num_pending_ == 0) return 0;
   if (needs_flush_) {
     if (const i32 status = failed(driver_.flush(kCurrentContext, kToOwner))) return status;
