@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from mkcompile.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Maker:
-    """Makes tensors for calls: on which device, with which seed, for which group."""
+    """Makes tensors for calls: on which device, with which seed, for which group. On `meta` they are shapes alone."""
 
     group: str
     device: str = "cpu"
@@ -45,6 +45,8 @@ class Maker:
 
     def tensor(self, problem: Problem, *shape: int) -> Tensor:
         """Small random values, so that sums stay finite in every dtype."""
+        if self.device == "meta":
+            return torch.empty(shape, dtype=getattr(torch, problem.dtype), device="meta")
         generator = torch.Generator(device=self.device).manual_seed(self.seed)
         values = torch.randn(shape, generator=generator, device=self.device) * 0.1
         return values.to(getattr(torch, problem.dtype))
@@ -109,6 +111,9 @@ class ReferenceMeasurer:
     """Times an operator's reference on CPU tensors, whatever the plan says."""
 
     maker: Maker
+
+    def ahead(self, work: Sequence[tuple[Problem, Plan]]) -> None:
+        """Nothing is to be compiled."""
 
     def prepare(self, problem: Problem, plan: Plan) -> Callable[[], float]:
         """Raises: OperatorInputError, GroupError."""

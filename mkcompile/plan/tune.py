@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from mkcompile.errors import MkcompileError
 from mkcompile.ops.problem import Problem
@@ -25,6 +25,7 @@ from mkcompile.plan.plan import Plan
 from mkcompile.plan.topology import Topology
 
 _OK = "ok"
+_T = TypeVar("_T")
 
 
 class TuneError(MkcompileError, RuntimeError):
@@ -33,6 +34,9 @@ class TuneError(MkcompileError, RuntimeError):
 
 class Measurer(Protocol):
     """How a candidate is timed; the runtime has one for kernels, `plan.reference` one for CPU tensors."""
+
+    def ahead(self, work: Sequence[tuple[Problem, Plan]]) -> None:
+        """Told once, on all ranks, what will be prepared; may compile it. Raises nothing that `prepare` would."""
 
     def prepare(self, problem: Problem, plan: Plan) -> Callable[[], float]:
         """Make everything ready (tensors, compiled kernel) without talking to others, and return what runs it once:
@@ -60,7 +64,7 @@ Progress = Callable[[int, int, str], None]
 class Request:
     """What to tune: problems with a known m (each stands for its bucket), the best `limit` candidates of each.
 
-    `rounds`: how often each candidate is timed; the first time is not counted.
+    `rounds`: how often each candidate is timed, after a first time that is not counted.
     """
 
     problems: Sequence[Problem]
@@ -82,6 +86,7 @@ def tune(request: Request, measurer: Measurer, ranks: Ranks, progress: Progress 
         open_names = ranks.share("work", json.dumps([i for i, item in enumerate(wanted) if not _done(results, item)]))
         session = _Session(measurer=measurer, ranks=ranks, rounds=request.rounds, progress=progress or _show_nothing)
         session.todo = [wanted[index] for index in json.loads(open_names)]
+        session.compile()
         for entry in dict.fromkeys(item.entry for item in session.todo):
             for measured in session.measure(entry):
                 results.add(entry, measured)
@@ -132,6 +137,14 @@ class _Session:
     progress: Progress
     todo: list[Item] = field(default_factory=list)
 
+    def compile(self) -> None:
+        """What can be made ready ahead, on all ranks."""
+        if self.todo:
+            self.progress(0, len(self.todo), "compiling")
+            with _Telling(self.ranks, "ahead", self.todo[0]):
+                self.measurer.ahead([(item.problem, item.plan) for item in self.todo])
+            _raise_if_broken(self.ranks.exchange("ahead", _OK), self.todo[0])
+
     def measure(self, entry: str) -> list[Measured]:
         """The entry's open candidates on all ranks: the slowest rank's time, or why some rank can't run one."""
         outcomes: list[Measured] = []
@@ -148,29 +161,36 @@ class _Session:
         return [*outcomes, *self._run(entry, runs)]
 
     def _ready(self, index: int, item: Item) -> tuple[Callable[[], float] | None, str]:
-        """What runs the candidate, if every rank has it; else each rank's reason."""
-        run: Callable[[], float] | None = None
+        """What runs the candidate, if every rank has run it once; else each rank's reason."""
+        run, error = self._on_all_ranks(f"{index}/ready", item, lambda: self.measurer.prepare(item.problem, item.plan))
+        if run is None:
+            return None, error
+        # not counted; what only a launch finds out (room in the workspace) is found out here
+        seconds, error = self._on_all_ranks(f"{index}/first", item, run)
+        return (None if seconds is None else run), error
+
+    def _on_all_ranks(self, name: str, item: Item, act: Callable[[], _T]) -> tuple[_T | None, str]:
+        """What it returns here, if it succeeds on every rank; else each rank's reason."""
+        done: _T | None = None
         own = _OK
-        with _Telling(self.ranks, f"{index}/ready", item):
+        with _Telling(self.ranks, name, item):
             try:
-                run = self.measurer.prepare(item.problem, item.plan)
+                done = act()
             except MkcompileError as error:
                 own = f"{type(error).__name__}: {error}"
-        said = self.ranks.exchange(f"{index}/ready", own)
+        said = self.ranks.exchange(name, own)
         _raise_if_broken(said, item)
         unable = [f"rank {rank}: {text}" for rank, text in enumerate(said) if text != _OK]
-        return (None if unable else run), "; ".join(unable)
+        return (None if unable else done), "; ".join(unable)
 
     def _run(self, entry: str, runs: Sequence[tuple[Item, Callable[[], float]]]) -> list[Measured]:
         """All candidates in turn, so that each meets the same heat of the chip and the same neighbours."""
         samples: list[list[float]] = [[] for _ in runs]
         key = f"{entry}/ran"
-        for number in range(self.rounds + 1):
+        for _ in range(self.rounds):
             for (item, run), taken in zip(runs, samples, strict=True):
                 with _Telling(self.ranks, key, item):
-                    seconds = run()
-                if number:
-                    taken.append(seconds)
+                    taken.append(run())
         if not runs:
             return []
         said = self.ranks.exchange(key, json.dumps(samples))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from torch._C._distributed_c10d import TCPStore
 
 from mkcompile.errors import MkcompileError
 from mkcompile.ops.problem import Problem
@@ -34,6 +34,7 @@ from mkcompile.plan.tune import Measurer, Request, tune
 from mkcompile.plan.tune_sweep import write_sweep
 
 _FAILED, _ALL = 1, 10_000
+_HOST = "127.0.0.1"
 _DEFAULT_SITES = ("gemm_all_reduce:64x256x128", "gemm_reduce_scatter:64x256x128", "all_gather_gemm:64x256x128")
 
 
@@ -99,37 +100,36 @@ def run(options: argparse.Namespace, problems: Sequence[Problem], where: Where) 
 def _spawn(options: argparse.Namespace, where: Where) -> int:
     """Ranks of our own; the first one that fails, or the deadline, ends all of them."""
     context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="mkcompile-tune-") as folder:
-        meeting = Path(folder) / "meeting"
-        arguments = [(rank, options, where, str(meeting)) for rank in range(options.ranks)]
-        processes = [context.Process(target=_rank_main, args=each, daemon=True) for each in arguments]
-        for process in processes:
-            process.start()
-        deadline = time.monotonic() + options.timeout
-        try:
-            while any(process.is_alive() for process in processes) and time.monotonic() < deadline:
-                for process in processes:
-                    process.join(0.1)
-                if any(process.exitcode not in (None, 0) for process in processes):
-                    deadline = min(deadline, time.monotonic() + 10.0)
-            late = [str(rank) for rank, process in enumerate(processes) if process.exitcode is None]
-            if late:
-                Console(stderr=True).print(
-                    f"ranks {', '.join(late)} were not done within {options.timeout:g} s; what was measured is kept, "
-                    "and the same command goes on from there",
-                    style="red",
-                )
-            return _FAILED if any(process.exitcode != 0 for process in processes) else 0
-        finally:
+    # ranks speak to each other a thousand times: files are too slow for that
+    meeting = TCPStore(_HOST, 0, options.ranks, is_master=True, wait_for_workers=False)
+    arguments = [(rank, options, where, meeting.port) for rank in range(options.ranks)]
+    processes = [context.Process(target=_rank_main, args=each, daemon=True) for each in arguments]
+    for process in processes:
+        process.start()
+    deadline = time.monotonic() + options.timeout
+    try:
+        while any(process.is_alive() for process in processes) and time.monotonic() < deadline:
             for process in processes:
-                process.kill()
+                process.join(0.1)
+            if any(process.exitcode not in (None, 0) for process in processes):
+                deadline = min(deadline, time.monotonic() + 10.0)
+        late = [str(rank) for rank, process in enumerate(processes) if process.exitcode is None]
+        if late:
+            Console(stderr=True).print(
+                f"ranks {', '.join(late)} were not done within {options.timeout:g} s; what was measured is kept, "
+                "and the same command goes on from there",
+                style="red",
+            )
+        return _FAILED if any(process.exitcode != 0 for process in processes) else 0
+    finally:
+        for process in processes:
+            process.kill()
 
 
-def _rank_main(rank: int, options: argparse.Namespace, where: Where, meeting: str) -> None:
+def _rank_main(rank: int, options: argparse.Namespace, where: Where, port: int) -> None:
     timeout = timedelta(seconds=min(options.timeout, 300.0))
-    dist.init_process_group(
-        where.backend, init_method=f"file://{meeting}", rank=rank, world_size=options.ranks, timeout=timeout
-    )
+    store = TCPStore(_HOST, port, options.ranks, is_master=False, timeout=timeout)
+    dist.init_process_group(where.backend, store=store, rank=rank, world_size=options.ranks, timeout=timeout)
     sys.exit(run_in_rank(options, where.make_bench))
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
@@ -10,12 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mkcompile.config import settings
-from mkcompile.errors import UnsupportedDeviceError
+from mkcompile.errors import MkcompileError, UnsupportedDeviceError
 from mkcompile.ops.all_gather_gemm import AllGatherGemm
 from mkcompile.ops.problem import Problem
 from mkcompile.ops.registry import Call
-from mkcompile.plan.decide import Policy
+from mkcompile.plan import key
 from mkcompile.plan.exchange import Ranks
 from mkcompile.plan.plan import Plan
 from mkcompile.plan.reference import Maker
@@ -25,7 +27,8 @@ from mkcompile.runtime.gather_form import GatherForm, gather_form_of
 from mkcompile.runtime.kernel import compile_kernel
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.launcher import Launcher
-from mkcompile.runtime.machine import own_basis
+from mkcompile.runtime.machine import PROBE, own_basis, policy_of
+from mkcompile.runtime.platform import Platform
 from mkcompile.runtime.tactics import AVAILABLE, Given, from_plan, gather_from_plan
 
 # Host time of enqueueing all calls of one sample, and more: the device is kept busy with nothing until then.
@@ -49,25 +52,52 @@ def num_calls(problem: Problem) -> int:
 
 @dataclass(slots=True)
 class KernelMeasurer:
-    """Launches plans as the launcher does, and the unfused sequence as the operators' references."""
+    """Launches plans as the launcher does, and the unfused sequence as the operators' references.
+
+    `sample` runs calls and says what one takes; `platform` is that of the launcher.
+    """
 
     maker: Maker
     max_grid: int
+    sample: Callable[[Sequence[Callable[[], Any]], int], float]
+    platform: Platform | None = None
     _plans: dict[str, Plan] = field(default_factory=dict)
     _operands: tuple[Problem, tuple[Call, ...]] | None = None
     _launcher: Launcher | None = None
+
+    def ahead(self, work: Sequence[tuple[Problem, Plan]]) -> None:
+        """Compile the kernels, on all processors at once: NVRTC lets go of the interpreter. `prepare` finds them on
+        disk, and says of those that failed why.
+        """
+        configs = list(dict.fromkeys(self._kernels(work)))
+        share = configs[dist.get_rank() :: dist.get_world_size()]
+        with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // dist.get_world_size())) as pool:
+            list(pool.map(_compile, share))
+
+    def _kernels(self, work: Sequence[tuple[Problem, Plan]]) -> Iterator[KernelConfig]:
+        """Of all plans that have one."""
+        shapes = replace(self.maker, device="meta")
+        for problem, plan in work:
+            if not plan.fused:
+                continue
+            with suppress(MkcompileError):
+                config = self._kernel(shapes.call(problem), plan)
+                if config is not None:
+                    yield config
 
     def prepare(self, problem: Problem, plan: Plan) -> Callable[[], float]:
         """Raises: UnsupportedDeviceError where no kernel takes the plan; CompileError; OperatorInputError."""
         calls = self._calls(problem)
         if not plan.fused:
-            return lambda: self._sample([call.reference for call in calls], num_calls(problem))
+            return lambda: self._run([call.reference for call in calls], problem)
         config = self._kernel(calls[0], plan)
         if config is not None:
             compile_kernel(config)
-        self._plans[plan.digest()] = plan
-        named = [replace(call, plan_key=plan.digest()) for call in calls]  # type: ignore[type-var]
-        return lambda: self._sample([_Launch(self._launcher_of_plans(), call) for call in named], num_calls(problem))
+        # as in most compiled graphs, which leave few SMs (see `runtime.reserve`)
+        name = key.with_facts(f"{key.BY_HAND};{plan.digest()}", [key.ALONE])
+        self._plans[name] = plan
+        named = [replace(call, plan_key=name) for call in calls]  # type: ignore[type-var]
+        return lambda: self._run([_Launch(self._launcher_of_plans(), call) for call in named], problem)
 
     def _kernel(self, call: Call, plan: Plan) -> KernelConfig | None:
         """What has to be compiled for the plan, if anything. Raises: UnsupportedDeviceError."""
@@ -95,28 +125,41 @@ class KernelMeasurer:
             self._operands[1][0].check()
         return self._operands[1]
 
-    def _launcher_of_plans(self) -> Launcher:
-        if self._launcher is None:
-            self._launcher = Launcher(tactics=Given(self._plans))
-        return self._launcher
-
-    def _sample(self, calls: Sequence[Callable[[], Any]], count: int) -> float:
-        """Mean of consecutive calls on this rank, after one that is not timed. Units: seconds."""
-        token = torch.zeros(1, device=self.maker.device)
-        dist.all_reduce(token)
-        torch.cuda.synchronize()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        torch.cuda._sleep(_BACKLOG_CYCLES)  # type: ignore[no-untyped-call]
-        calls[-1]()
-        start.record()
-        for i in range(count):
-            calls[i % len(calls)]()
-        end.record()
-        torch.cuda.synchronize()
+    def _run(self, calls: Sequence[Callable[[], Any]], problem: Problem) -> float:
+        """One sample on this rank. Units: seconds a call."""
+        seconds = self.sample(calls, num_calls(problem))
         if self._launcher is not None:
             self._launcher.check()
-        elapsed_ms: float = start.elapsed_time(end)
-        return elapsed_ms / count * 1e-3
+        return seconds
+
+    def _launcher_of_plans(self) -> Launcher:
+        if self._launcher is None:
+            self._launcher = Launcher(self.platform, Given(self._plans))
+        return self._launcher
+
+
+def sample_on_gpu(calls: Sequence[Callable[[], Any]], count: int) -> float:
+    """Mean of consecutive calls on the current device, after one that is not timed; all ranks begin together.
+
+    Units: seconds.
+    """
+    dist.all_reduce(torch.zeros(1, device="cuda"))
+    torch.cuda.synchronize()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(_BACKLOG_CYCLES)  # type: ignore[no-untyped-call]
+    calls[-1]()
+    start.record()
+    for i in range(count):
+        calls[i % len(calls)]()
+    end.record()
+    torch.cuda.synchronize()
+    elapsed_ms: float = start.elapsed_time(end)
+    return elapsed_ms / count * 1e-3
+
+
+def _compile(config: KernelConfig) -> None:
+    with suppress(MkcompileError):
+        compile_kernel(config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +183,18 @@ def gpu_bench() -> Bench:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    topology = own_basis().topology
-    max_grid = topology.gpu.num_sms - settings().sm_reserve
+    topology, policy = own_basis().topology, policy_of(PROBE)
+    max_grid = topology.gpu.num_sms - policy.reserve_sms
     return Bench(
         topology=topology,
-        measurer=KernelMeasurer(maker=Maker(group=group.group_name, device=str(device), seed=rank), max_grid=max_grid),
+        measurer=KernelMeasurer(
+            maker=Maker(group=group.group_name, device=str(device), seed=rank), max_grid=max_grid, sample=sample_on_gpu
+        ),
         ranks=Ranks(
             rank=rank,
             world_size=world_size,
             store=dist.distributed_c10d._get_default_store(),
             name="mkcompile/tune",
         ),
-        policy=Policy(fuse="always", reserve_sms=settings().sm_reserve, available=AVAILABLE),
+        policy=replace(policy, fuse="always", available=AVAILABLE),
     )

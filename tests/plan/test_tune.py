@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from mkcompile.errors import CompileError
+from mkcompile.errors import CompileError, WorkspaceError
 from mkcompile.ops.problem import Problem
 from mkcompile.plan import PRESETS, UNFUSED, Plan, PlanTable, Policy, tune_command
 from mkcompile.plan.buckets import entry_name
@@ -32,6 +32,10 @@ class FakeMeasurer:
     seconds: Callable[[Problem, Plan], float]
     refuse: Callable[[Plan], bool] = lambda plan: False
     calls: list[str] = field(default_factory=list)
+    told: int = 0
+
+    def ahead(self, work: Sequence[tuple[Problem, Plan]]) -> None:
+        self.told += len(work)
 
     def prepare(self, problem: Problem, plan: Plan) -> Callable[[], float]:
         if self.refuse(plan):
@@ -96,6 +100,7 @@ def test_second_run_measures_nothing(tmp_path: Path) -> None:
     again = [FakeMeasurer(seconds=by_variant), FakeMeasurer(seconds=by_variant)]
     after = on_two_ranks([*again], tmp_path)
     assert len(first[0].calls) == len(first[1].calls) == 8
+    assert first[1].told == 8, "kernels can be compiled before the first is needed"
     assert again[0].calls == again[1].calls == []
     assert isinstance(before[0], Results) and isinstance(after[1], Results)
     assert before[0].to_json() == after[1].to_json()
@@ -111,6 +116,18 @@ def test_a_kernel_that_one_rank_lacks_is_left_out_on_all(tmp_path: Path) -> None
     assert missing and all(one.seconds is None and "rank 1: CompileError" in one.error for one in missing)
     best = results.best(entry_name(PROBLEMS[0]))
     assert best is not None and best.plan.variant != "direct"
+
+
+def test_a_candidate_that_only_its_launch_refuses_is_left_out_on_all(tmp_path: Path) -> None:
+    def seconds(problem: Problem, plan: Plan) -> float:
+        if plan.variant == "direct":
+            raise WorkspaceError("no room")
+        return by_variant(problem, plan)
+
+    results = on_two_ranks([FakeMeasurer(seconds=by_variant), FakeMeasurer(seconds=seconds)], tmp_path)[0]
+    assert isinstance(results, Results)
+    refused = [one for one in results.entries[entry_name(PROBLEMS[0])].values() if one.plan.variant == "direct"]
+    assert refused and all(one.seconds is None and one.error == "rank 1: WorkspaceError: no room" for one in refused)
 
 
 def breaks_on(name: str) -> FakeMeasurer:
@@ -150,7 +167,7 @@ def test_progress_counts_up(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     request = Request(problems=PROBLEMS[:1], topology=PAIR, limit=2, folder=tmp_path)
     tune(request, FakeMeasurer(seconds=by_variant), Ranks(), lambda done, total, what: seen.append((done, total)))
-    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert seen == [(0, 3), (0, 3), (1, 3), (2, 3), (3, 3)]
 
 
 def tune_reference(rank: int, world_size: int) -> tuple[str, list[str], str]:

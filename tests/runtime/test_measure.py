@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 
 from mkcompile.errors import UnsupportedDeviceError
 from mkcompile.ops.problem import Problem
 from mkcompile.plan.candidates import Site, candidates
 from mkcompile.plan.decide import Policy
+from mkcompile.plan.plan import Plan
 from mkcompile.plan.reference import Maker
 from mkcompile.plan.topology import preset
+from mkcompile.runtime import measure
+from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.measure import KernelMeasurer, num_calls
 from mkcompile.runtime.tactics import AVAILABLE
 from tests.plan.problems import problem
-from tests.runtime.fakes import lone_group
+from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
 
 MAX_GRID = 128
+RESERVE = 4
 PROBLEMS = [
     problem("gemm_all_reduce", 64, 512, 256),
     problem("gemm_all_reduce", 1024, 1024, 64, has_bias=True),
@@ -26,14 +33,24 @@ PROBLEMS = [
 ]
 
 
+def run_each(calls: Sequence[Callable[[], Any]], count: int) -> float:
+    """Instead of timing: every call once."""
+    assert count >= len(calls) >= 1
+    return float(sum(call() is not None for call in calls))
+
+
+def plans_of(one: Problem) -> list[Plan]:
+    policy = Policy(fuse="always", reserve_sms=RESERVE, available=AVAILABLE)
+    site = Site(problem=one, topology=preset("2xh200"), reserve_sms=RESERVE)
+    return [candidate.plan for candidate in candidates(site) if policy.allows(candidate.plan)]
+
+
 @pytest.mark.parametrize("one", PROBLEMS, ids=lambda one: f"{one.operator}-{one.m}")
 def test_the_launcher_has_a_kernel_for_every_candidate(one: Problem) -> None:
-    policy = Policy(fuse="always", reserve_sms=4, available=AVAILABLE)
-    site = Site(problem=one, topology=preset("2xh200"), reserve_sms=4)
-    plans = [candidate.plan for candidate in candidates(site) if policy.allows(candidate.plan)]
+    plans = plans_of(one)
     assert len(plans) >= 10
     with lone_group() as group:
-        measurer = KernelMeasurer(maker=Maker(group=group), max_grid=MAX_GRID)
+        measurer = KernelMeasurer(maker=Maker(group=group), max_grid=MAX_GRID, sample=run_each)
         call = measurer._calls(one)[0]
         for plan in plans:
             config = measurer._kernel(call, plan)
@@ -42,12 +59,35 @@ def test_the_launcher_has_a_kernel_for_every_candidate(one: Problem) -> None:
             assert config is None or config.split == plan.split
 
 
+@pytest.mark.parametrize("one", PROBLEMS, ids=lambda one: f"{one.operator}-{one.m}")
+def test_every_candidate_is_launched_as_its_plan_says(
+    one: Problem, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[KernelConfig] = []
+    monkeypatch.setattr(measure, "compile_kernel", compiled.append)
+    plans = [plan for plan in plans_of(one) if plan.variant != "library"]
+    platform = FakePlatform(num_sms=MAX_GRID + RESERVE)
+    with lone_group() as group:
+        measurer = KernelMeasurer(maker=Maker(group=group), max_grid=MAX_GRID, sample=run_each, platform=platform)
+        measurer.ahead([(one, plan) for plan in plans])
+        ahead = set(compiled)
+        for plan in plans:
+            fake_driver.grids.clear()
+            run = measurer.prepare(one, plan)
+            assert run() >= 1, plan
+            grid = plan.roles.compute if plan.variant == "stream" else plan.grid
+            exact = plan.operator != "all_gather_gemm"
+            assert all(launched == grid if exact else launched <= grid for launched in fake_driver.grids), plan
+    assert set(platform.loaded) == set(compiled), "what is launched was made ready before"
+    assert ahead and ahead <= set(compiled)
+
+
 def test_a_plan_without_a_kernel_is_refused_by_name() -> None:
     one = PROBLEMS[4]
-    site = Site(problem=one, topology=preset("2xh200"), reserve_sms=4)
+    site = Site(problem=one, topology=preset("2xh200"), reserve_sms=RESERVE)
     plan = next(candidate.plan for candidate in candidates(site) if candidate.plan.variant == "remote_read")
     with lone_group() as group:
-        measurer = KernelMeasurer(maker=Maker(group=group), max_grid=MAX_GRID)
+        measurer = KernelMeasurer(maker=Maker(group=group), max_grid=MAX_GRID, sample=run_each)
         with pytest.raises(UnsupportedDeviceError, match="all_gather_gemm/remote_read"):
             measurer.prepare(one, plan)
 
