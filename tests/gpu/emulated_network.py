@@ -109,6 +109,11 @@ def open_proxies(run: Run, pair: Pair) -> list[Proxy]:
     return proxies
 
 
+def start(proxies: list[Proxy]) -> None:
+    for proxy in proxies:
+        proxy.start()
+
+
 def push_all(proxy: Proxy, rank: int, run: Run, pair: Pair) -> int:
     """The ring has room for all. The ticket of the last."""
     ticket = 0
@@ -144,11 +149,11 @@ def measure(run: Run, pair: Pair) -> dict[str, Any]:
     proxies = open_proxies(run, pair)
     ranks = range(1 + run.is_two_way)
     if run.lone:
-        proxies[0].start(), proxies[1].start()
+        start(proxies)
     # Python takes longer for a command than the link for a small chunk: they are all there when the proxies start
     last = [push_all(proxies[rank], rank, run, pair) for rank in ranks]
     if not run.lone:
-        proxies[0].start(), proxies[1].start()
+        start(proxies)
     for rank in ranks:
         proxies[rank].wait_retired(last[rank])
     pair.settle()
