@@ -46,6 +46,8 @@ class LaunchChain:
         #: False as long as eager launches need no `leave`.
         self.has_events = False
         self._captured: tuple[int, _Link] | None = None
+        # Of all captures in turn: a wait for it is part of the graph that it was recorded in.
+        self._event_of_captures: int | None = None
 
     def enter(self, stream: int) -> int:
         """Before a launch: the stream waits for the last one. Returns the capture that the launch is part of, or 0."""
@@ -67,7 +69,9 @@ class LaunchChain:
         if link is None:
             if not capture:
                 return
-            link = _Link(self._streams.create_event(), stream)
+            if self._event_of_captures is None:
+                self._event_of_captures = self._streams.create_event()
+            link = _Link(self._event_of_captures, stream)
             self._captured = (capture, link)
         self._streams.record_event(link.event, stream)
         link.stream = stream

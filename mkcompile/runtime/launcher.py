@@ -42,7 +42,7 @@ from mkcompile.runtime.machine import own_basis
 from mkcompile.runtime.operation import GROUP, Device, Group, Operation
 from mkcompile.runtime.platform import CudaPlatform, Platform
 from mkcompile.runtime.reserve import Reserve, of_group
-from mkcompile.runtime.tactics import Planned, Tactics
+from mkcompile.runtime.tactics import Planned, Tactic, Tactics
 from mkcompile.runtime.trace.record import RankTrace, Recorder
 from mkcompile.runtime.workspace import WARM_UP_FIRST, Demand, GroupWorkspace
 
@@ -92,10 +92,7 @@ class Launcher(ShortcutLauncher):
             operation = self._decide(call, signature)
         if isinstance(operation, _Unfused):
             return None
-        out = operation.run(call.x, call.w, call.bias)  # type: ignore[arg-type]
-        if out is None:
-            out = self._run_staged(call, operation)  # type: ignore[arg-type]
-        return out
+        return operation.run(call.x, call.w, call.bias)  # type: ignore[arg-type]
 
     def shortcut(self, call_type: type[Call]) -> Shortcut | None:
         """For calls that differ from an earlier one in nothing but addresses."""
@@ -178,11 +175,24 @@ class Launcher(ShortcutLauncher):
         group = self._group(call.group, device.device)
         if group.obstacle:
             return _Unfused(group.workspace.exchange.group)
-        tactic = self._tactics(call, form, _max_grid(device, group, call))
+        max_grid = _max_grid(device, group, call)
+        tactic = self._tactics(call, form, max_grid)
         if tactic is None:
             _LOG.info("%s of %s runs unfused: no gain is predicted", call.NAME, form.size)
             return _Unfused(group.workspace.exchange.group)
-        config, schedule = tactic
+        if tactic[0].broadcast != "direct":
+            return self._operation(call, form, tactic, (device, group))
+        staged = forms.staged(form)
+        other = self._tactics(call, staged, max_grid)
+        if other is not None:
+            self._platform.compile([replace(one, trace=self._trace) for one, _ in (tactic, other)])
+        operation = self._operation(call, form, tactic, (device, group))
+        if other is not None:
+            operation.fall_back_to(self._operation(call, staged, other, (device, group)))
+        return operation
+
+    def _operation(self, call: Reduction, form: Form, tactic: Tactic, where: tuple[Device, Group]) -> Operation:
+        (config, schedule), (device, group) = tactic, where
         config = replace(config, trace=self._trace)
         result = form.out_shape, contiguous_strides(form.out_shape), call.x[0].dtype
         return Operation(
@@ -198,15 +208,6 @@ class Launcher(ShortcutLauncher):
             num_groups=group.reserve.num_groups,
             blueprint=Blueprint(*result, device.device) if config.broadcast == "direct" else None,
         )
-
-    def _run_staged(self, call: Reduction, operation: Operation) -> Tensor | None:
-        """There is no room for a result that peers store into: on all ranks alike."""
-        with self._lock:
-            prepared = self._prepare(call, forms.staged(operation.form))
-        if isinstance(prepared, _Unfused):
-            return None
-        operation.otherwise = prepared
-        return prepared.run(call.x, call.w, call.bias)
 
     def _form(self, call: Reduction | AllGatherGemm) -> Form | GatherForm | str:
         device = (call.x if isinstance(call, AllGatherGemm) else call.x[0]).device

@@ -68,7 +68,8 @@ class Group:
 class Operation:
     """All calls of one signature. `launches` are the argument blocks by the operands' addresses; `model` is one of
     operands that were read in place, of which those of other addresses are made. `blueprint` is that of results which
-    peers store into, and `otherwise` the operation for calls that find no room for theirs.
+    peers store into, and `otherwise` the operation for calls that find no room for theirs: ready from the start, since
+    a capture, where room may be lacking first, can neither load a kernel nor make a workspace.
     """
 
     form: Form
@@ -86,6 +87,11 @@ class Operation:
     workspace: Workspace | None = None
     model: PreparedLaunch | None = None
     launches: dict[tuple[int, ...], PreparedLaunch] = field(default_factory=dict)
+
+    def fall_back_to(self, otherwise: Operation) -> None:
+        """For calls without room; the workspace serves both."""
+        self.otherwise = otherwise
+        self.demand = otherwise.demand = self.demand.joined(otherwise.demand)
 
     def again(self, x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None, *options: Any) -> Tensor | None:
         """A call like the first, its options included; None where the group's name is another group's now.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
 
@@ -36,6 +38,10 @@ class Platform(Protocol):
 
     def backing(self, device: torch.device, group: str) -> Backing: ...
     def fault_memory(self, device: torch.device) -> HostMemory: ...
+    def compile(self, configs: Sequence[KernelConfig]) -> None:
+        """Machine code for all of them, side by side: `load` finds it."""
+        ...
+
     def load(self, config: KernelConfig, device: torch.device) -> LoadedKernel: ...
     def engine(self, device: torch.device, streams: StreamOperations) -> EngineDevice: ...
 
@@ -80,6 +86,11 @@ class CudaPlatform:
         assert device.index is not None
         address = driver.allocate_mapped(_FAULT_BOARD_BYTES, device.index)
         return HostMemory(address=address, size_bytes=_FAULT_BOARD_BYTES)
+
+    def compile(self, configs: Sequence[KernelConfig]) -> None:
+        """Raises: CompileError."""
+        with ThreadPoolExecutor(max_workers=len(configs)) as threads:  # the compiler runs without Python's lock
+            list(threads.map(compile_kernel, configs))
 
     def load(self, config: KernelConfig, device: torch.device) -> LoadedKernel:
         """From memory, disk or the compiler, then onto the device. Raises: CompileError, DriverError."""

@@ -51,6 +51,14 @@ class Demand:
         areas = (size.world - 1) * (2 if config.broadcast == "staged" else 1)
         return Demand(tiles=tiles, region_bytes=areas * slots * config.tile_bytes)
 
+    def joined(self, other: Demand) -> Demand:
+        """What serves both launches."""
+        return Demand(
+            tiles=max(self.tiles, other.tiles),
+            region_bytes=max(self.region_bytes, other.region_bytes),
+            mailbox_bytes=max(self.mailbox_bytes, other.mailbox_bytes),
+        )
+
 
 def layout_for(world: int, demand: Demand, cap_bytes: int, current: WorkspaceLayout | None) -> WorkspaceLayout:
     """The current layout where it serves, else one that doubles until it does, up to the cap.

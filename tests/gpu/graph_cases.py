@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mkcompile.errors import WorkspaceError
-from tests.gpu.compiled_cases import Problem
+from tests.gpu.compiled_cases import Problem, backend_that_plans_results, no_room
 from tests.gpu.pair import KERNELS, Pair, Product, backend_of_kernels
 
 REPLAYS = 100
@@ -111,10 +111,50 @@ def capture_without_warm_up(pair: Pair) -> dict[str, Any]:
     return {"error": text}
 
 
+def planned_results_replayed(pair: Pair) -> dict[str, Any]:
+    """Two graphs of compiled steps: one whose results are stored into by peers, one whose capture found no room.
+
+    Each replay has the bits of the eager staged step; eager planned steps run in between, in places of their own.
+    """
+    torch._dynamo.reset()
+    problem = Problem(batch=2, length=1024, width=2048, hidden=4096, sequence=False)
+    model = problem.parallel(pair, problem.model(pair))
+    planned = torch.compile(model, backend=backend_that_plans_results, fullgraph=True)
+    staged = torch.compile(model, backend=backend_of_kernels, fullgraph=True)
+    still = pair.draw(2, 1024, 2048, seed=0, rank=0)
+    with torch.no_grad():
+        staged(still)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                planned(still)
+        torch.cuda.current_stream().wait_stream(stream)
+        pair.meet()
+        graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+        with torch.cuda.graph(graphs[0]):
+            outs = [planned(still)]
+        with no_room(pair), torch.cuda.graph(graphs[1]):
+            outs.append(planned(still))
+        for replay in range(REPLAYS):
+            still.copy_(pair.draw(2, 1024, 2048, seed=replay + 1, rank=0))
+            graphs[0].replay()
+            graphs[1].replay()
+            wanted = staged(still)
+            if replay % 10 == 0:
+                assert torch.equal(planned(still), wanted), f"replay {replay}: an eager planned step differs"
+            assert torch.equal(outs[0], wanted), f"replay {replay}: planned results differ"
+            assert torch.equal(outs[1], wanted), f"replay {replay}: results without room differ"
+    made = [one for one in pair.launcher.operations("gemm_all_reduce") if one.otherwise is not None]
+    assert made and all(one.launches and one.otherwise.launches for one in made), "both kinds were captured"
+    return {"replays": REPLAYS, "held_mib": pair.launcher.held_bytes() >> 20}
+
+
 CASES = {
     # first, so that the workspace is made while the graph's memory pool is in force
     "reduce_overhead": reduce_overhead,
     "operators_replayed": operators_replayed,
     "compiled_step_captured": compiled_step_captured,
+    "planned_results_replayed": planned_results_replayed,
     "capture_without_warm_up": capture_without_warm_up,
 }

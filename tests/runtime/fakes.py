@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,6 +124,7 @@ class FakePlatform:
         self.stream = 7
         self.group_obstacle = ""
         self.loaded: list[KernelConfig] = []
+        self.compiled_together: list[tuple[str, ...]] = []
         self._num_sms = num_sms
         self._memory = ctypes.create_string_buffer(16 * 64 + 64)
 
@@ -154,6 +155,9 @@ class FakePlatform:
     def fault_memory(self, device: torch.device) -> HostMemory:
         address = -(-ctypes.addressof(self._memory) // 64) * 64
         return HostMemory(address=address, size_bytes=16 * 64)
+
+    def compile(self, configs: Sequence[KernelConfig]) -> None:
+        self.compiled_together.append(tuple(config.broadcast for config in configs))
 
     def load(self, config: KernelConfig, device: torch.device) -> LoadedKernel:
         self.loaded.append(config)

@@ -176,7 +176,8 @@ def test_a_result_that_stays_in_the_graph_is_stored_into_by_peers(
     launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver
 ) -> None:
     outs = [launcher(planned()) for _ in range(3)]
-    assert kinds(platform) == ["direct"]
+    assert kinds(platform) == ["direct", "staged"], "and the kernel for lack of room"
+    assert platform.compiled_together == [("direct", "staged")]
     first, second, third = fake_driver.launches
     for block, out in zip(fake_driver.launches, outs, strict=True):
         assert isinstance(out, Tensor)
@@ -249,6 +250,31 @@ def test_a_capture_uses_what_its_warm_up_has_made(
     assert fake_driver.launches[-1].peer_out[1][0] != PEER, "the graph's place is its own"
 
 
+def test_a_capture_without_room_has_been_warmed_up_for_it(
+    launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver
+) -> None:
+    """All warm-ups had room, so no launch has needed the staged kernel, its workspace or its code so far."""
+    launcher(planned())
+    workspace = launcher._groups["0", torch.device("cpu")].workspace.current
+    assert workspace is not None
+    held = take(workspace.results, blueprint=Blueprint((16 * MIB,), (1,), torch.bfloat16, torch.device("cpu")))
+    platform.fake_streams.capturing = 5
+    launcher(planned())
+    assert fake_driver.launches[-1].is_captured and fake_driver.launches[-1].peer_out[1][0] == 0
+    assert launcher._groups["0", torch.device("cpu")].workspace.current is workspace
+    del held
+
+
+def test_captures_share_one_event_of_the_chain(launcher: Launcher, platform: FakePlatform) -> None:
+    launcher(planned())
+    streams = platform.fake_streams
+    for capture in range(1, 5):
+        for stream in (7, 8):
+            streams.capturing, platform.stream = capture, stream
+            launcher(planned(plan_key="key"))
+    assert streams.events == 1 and streams.log.count("8 waits 1") == 4, streams.log
+
+
 def test_a_compiled_chain_needs_two_places_at_a_time(
     launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver
 ) -> None:
@@ -270,6 +296,6 @@ def test_a_compiled_chain_needs_two_places_at_a_time(
                 compiled(torch.ones(256, 64, dtype=torch.bfloat16))
     finally:
         registry.set_launcher(before)
-    assert set(kinds(platform)) == {"direct"} and len(fake_driver.launches) == 3 * 4
+    assert set(kinds(platform)) == {"direct", "staged"} and len(fake_driver.launches) == 3 * 4
     places = [block.peer_out[1][0] - PEER for block in fake_driver.launches]
     assert places == [0, 256 * 64 * 2] * 6
