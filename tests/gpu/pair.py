@@ -106,6 +106,11 @@ class Pair:
         """False where the script itself is tried without GPUs."""
         return self.device.type == "cuda"
 
+    def forget_counts(self) -> None:
+        """Count offers and launches from here."""
+        self.launcher.offered.clear()
+        self.launcher.launched.clear()
+
     def synchronize(self) -> None:
         """Wait for the device."""
         if self.on_gpu:

@@ -1,9 +1,10 @@
-"""Runs every case of two processes on two GPUs, each family in a pair of processes with a time limit of its own.
+"""Runs every case of two processes on two GPUs; families of one environment share a pair of processes.
 
     python tests/gpu/run_processes.py [--only operators,graphs] [--out results.jsonl] [--device cpu]
 
 Prints one JSON line a case and a last one with the counts. A family whose processes hang or die costs only itself: its
-cases that had finished are reported, the stack of the others is kept. `--device cpu` tries the script itself over gloo.
+cases that had finished are reported, the stack of the others is kept, and the families after it get processes of their
+own. `--device cpu` tries the script itself over gloo.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 WORLD_SIZE = 2
+START = time.monotonic()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """Cases that share a pair of processes. `module` has `CASES`; `only` takes some of them.
 
-    Units: seconds; `timeout_s` is the process group's. `may_die`: ranks that a case ends on purpose. `on_cpu`: cases
-    that also run without GPUs, unfused.
+    Units: seconds; `timeout_s` is the process group's. `may_die`: ranks that a case ends on purpose. `alone`: shares
+    its processes with no other. `on_cpu`: cases that also run without GPUs, unfused.
     """
 
     module: str
@@ -42,6 +44,7 @@ class Family:
     environment: Mapping[str, str] = field(default_factory=dict)
     only: tuple[str, ...] = ()
     may_die: tuple[int, ...] = ()
+    alone: bool = False
     on_cpu: tuple[str, ...] = ()
 
 
@@ -50,19 +53,20 @@ SHORT = {"MKCOMPILE_TIMEOUT_S": "5"}
 RESERVE_16 = {"MKCOMPILE_TIMEOUT_S": "8", "MKCOMPILE_SM_RESERVE": "16"}
 RESERVE_32 = {"MKCOMPILE_TIMEOUT_S": "8", "MKCOMPILE_SM_RESERVE": "32"}
 LARGE = ("large_first_on_rank_0", "large_first_on_rank_1")
+#: Captures without warm-up come first, before other families have loaded kernels.
 FAMILIES: dict[str, Family] = {
+    "graphs": Family(module="tests.gpu.graph_cases", limit_s=120),
+    "gather": Family(module="tests.gpu.gather_cases", limit_s=150, on_cpu=("rows",)),
     "operators": Family(module="tests.gpu.operator_cases", limit_s=150, on_cpu=("rows", "sums", "misaligned")),
     "compiled": Family(module="tests.gpu.compiled_cases", limit_s=150, on_cpu=("tensor_parallel", "sequence_parallel")),
-    "gather": Family(module="tests.gpu.gather_cases", limit_s=150, on_cpu=("rows",)),
     "streams": Family(module="tests.gpu.stream_cases", limit_s=90),
     "nccl": Family(module="tests.gpu.nccl_cases", limit_s=60, environment={"MKCOMPILE_TIMEOUT_S": "8"}),
     "nccl_reserve_16": Family(module="tests.gpu.nccl_cases", limit_s=60, environment=RESERVE_16, only=LARGE),
     "nccl_reserve_32": Family(module="tests.gpu.nccl_cases", limit_s=60, environment=RESERVE_32, only=LARGE),
     "stress": Family(module="tests.gpu.stress_cases", limit_s=90),
-    "graphs": Family(module="tests.gpu.graph_cases", limit_s=120),
     "in_use": Family(module="tests.gpu.fault_cases", limit_s=60, environment=SHORT, only=("in_use",)),
     "skipped": Family(module="tests.gpu.fault_cases", limit_s=60, environment=SHORT, only=("skipped", "replayed")),
-    "trace": Family(module="tests.gpu.trace_cases", limit_s=90),
+    "trace": Family(module="tests.gpu.trace_cases", limit_s=90, alone=True),
     "late": Family(module="tests.gpu.fault_cases", limit_s=90, environment=SHORT, only=("late",)),
     "dead": Family(module="tests.gpu.fault_cases", limit_s=100, environment=SHORT, only=("dead",), may_die=(1,)),
     "killed": Family(module="tests.gpu.fault_cases", limit_s=100, environment=SHORT, only=("killed",), may_die=(1,)),
@@ -72,28 +76,57 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def run_family(name: str, device: str, patience: float) -> list[dict[str, Any]]:
-    """One result a case: name, ok, seconds, and each rank's value or error."""
-    family = FAMILIES[name]
+def run_families(names: list[str], device: str, patience: float) -> list[dict[str, Any]]:
+    """One result a case: family, name, ok, and each rank's value or error; up to the first family that was not ended.
+
+    `names` agree in environment and deadlines: see `batches`.
+    """
     started = time.monotonic()
+    limit_s = patience * sum(FAMILIES[name].limit_s for name in names)
     with tempfile.TemporaryDirectory(prefix="mkcompile-pair-") as folder:
-        ranks = [_start_rank(name, rank, device, Path(folder)) for rank in range(WORLD_SIZE)]
-        timed_out = _wait(ranks, started + patience * family.limit_s)
+        ranks = [_start_rank(names, rank, device, Path(folder)) for rank in range(WORLD_SIZE)]
+        timed_out = _wait(ranks, started + limit_s)
         codes = [rank.returncode for rank in ranks]
         logs = [(Path(folder) / f"log.{rank}").read_text(errors="replace")[-3000:] for rank in range(WORLD_SIZE)]
         said = [_read_lines(Path(folder) / f"result.{rank}") for rank in range(WORLD_SIZE)]
-    alive = [rank for rank in range(WORLD_SIZE) if rank not in family.may_die]
-    names = _case_names(family, device)
     results = []
-    for case in names:
-        values = [said[rank].get(case) for rank in range(WORLD_SIZE)]
-        ok = all(values[rank] is not None and values[rank]["ok"] for rank in alive)
-        results.append({"family": name, "case": case, "ok": ok, "ranks": values})
-    failed = [result for result in results if not result["ok"]]
-    if failed:
-        failed[-1] |= {"timed_out": timed_out, "exit_codes": codes, "logs": logs}
-    results[-1]["family_s"] = round(time.monotonic() - started, 1)
+    for name in names:
+        alive = [rank for rank in range(WORLD_SIZE) if rank not in FAMILIES[name].may_die]
+        for case in _case_names(FAMILIES[name], device):
+            values = [said[rank].get((name, case)) for rank in range(WORLD_SIZE)]
+            ok = all((values[rank] or {"ok": False})["ok"] for rank in alive)
+            results.append({"family": name, "case": case, "ok": ok, "ranks": values})
+        if any(said[rank].get((name, case)) is None for rank in alive):
+            results[-1] |= {"timed_out": timed_out, "exit_codes": codes}
+            break
+    if any(not result["ok"] for result in results):
+        results[-1]["logs"] = logs
+    results[-1]["processes_s"] = round(time.monotonic() - started, 1)
     return results
+
+
+def run_batch(names: list[str], device: str, patience: float, until: float) -> Iterator[dict[str, Any]]:
+    """All results of families that share processes; after one that was not ended the others start in new ones.
+
+    `until`: by the monotonic clock; nothing starts after it.
+    """
+    while names:
+        if time.monotonic() > until:
+            yield from ({"family": name, "case": "", "ok": False, "error": "not run: out of time"} for name in names)
+            return
+        results = run_families(names, device, patience)
+        yield from results
+        names = names[names.index(results[-1]["family"]) + 1 :]
+
+
+def batches(names: list[str]) -> list[list[str]]:
+    """Families that share a pair of processes, in order of the first; those in which a rank ends go alone."""
+    shared: dict[Any, list[str]] = {}
+    for name in names:
+        family = FAMILIES[name]
+        key = name if family.may_die or family.alone else (family.timeout_s, *sorted(family.environment.items()))
+        shared.setdefault(key, []).append(name)
+    return list(shared.values())
 
 
 def _case_names(family: Family, device: str) -> list[str]:
@@ -108,11 +141,11 @@ def _cases(family: Family) -> dict[str, Callable[[Any], dict[str, Any]]]:
     return cases
 
 
-def _start_rank(name: str, rank: int, device: str, folder: Path) -> subprocess.Popen[bytes]:
+def _start_rank(names: list[str], rank: int, device: str, folder: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, str(Path(__file__)), "--rank", str(rank), "--folder", str(folder)]
-    command += ["--only", name, "--device", device]
+    command += ["--only", ",".join(names), "--device", device]
     settings = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "4", "CUDA_MODULE_LOADING": "EAGER"}
-    environment = {**os.environ, **settings, **FAMILIES[name].environment}
+    environment = {**os.environ, **settings, **FAMILIES[names[0]].environment}
     with (folder / f"log.{rank}").open("wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=ROOT, start_new_session=True)
 
@@ -137,36 +170,41 @@ def _wait(ranks: list[subprocess.Popen[bytes]], deadline: float) -> bool:
     return timed_out
 
 
-def _read_lines(path: Path) -> dict[str, dict[str, Any]]:
+def _read_lines(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
     if not path.exists():
         return {}
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return {line["case"]: line for line in lines}
+    return {(line["family"], line["case"]): line for line in lines}
 
 
-def run_rank(name: str, rank: int, device: str, folder: Path) -> None:
-    """One of the two processes: all cases of the family, each result written as soon as it is there."""
+def run_rank(names: list[str], rank: int, device: str, folder: Path) -> None:
+    """One of the two processes: all cases of the families, each result written as soon as it is there."""
     faulthandler.register(signal.SIGUSR1, chain=True)
-    family = FAMILIES[name]
-    cases = _cases(family)
+    timeout_s = FAMILIES[names[0]].timeout_s
     pair_module = importlib.import_module("tests.gpu.pair")
-    pair = pair_module.start(rank, WORLD_SIZE, folder / "rendezvous", device, family.timeout_s)
+    pair = pair_module.start(rank, WORLD_SIZE, folder / "rendezvous", device, timeout_s)
     with (folder / f"result.{rank}").open("w") as results:
-        for case in _case_names(family, device):
-            started = time.monotonic()
-            line: dict[str, Any] = {"case": case, "ok": True}
-            try:
-                line["value"] = cases[case](pair)
-                pair.synchronize()
-            except Exception as error:  # a harness reports everything
-                line |= {"ok": False, "error": f"{type(error).__name__}: {error}"[:1500]}
-                line["traceback"] = traceback.format_exc()[-2500:]
-            line["seconds"] = round(time.monotonic() - started, 2)
+        for family, case in [(name, case) for name in names for case in _case_names(FAMILIES[name], device)]:
+            line = {"family": family, **_run_case(pair, case, _cases(FAMILIES[family])[case])}
             results.write(json.dumps(line, default=str) + "\n")
             results.flush()
             if not pair_module.both_are_done(pair):
                 break
     os._exit(0)  # neither NCCL nor a dead peer may hold up the end
+
+
+def _run_case(pair: Any, case: str, function: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """Its value or its error, and how long it took; counts of launches start anew."""
+    started = time.monotonic()
+    line: dict[str, Any] = {"case": case, "ok": True, "at": round(time.monotonic() - START, 1)}
+    pair.forget_counts()
+    try:
+        line["value"] = function(pair)
+        pair.synchronize()
+    except Exception as error:  # a harness reports everything
+        line |= {"ok": False, "error": f"{type(error).__name__}: {error}"[:1500]}
+        line["traceback"] = traceback.format_exc()[-2500:]
+    return line | {"seconds": round(time.monotonic() - started, 2)}
 
 
 def main() -> int:
@@ -182,16 +220,12 @@ def main() -> int:
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     if arguments.rank >= 0:
-        run_rank(arguments.only, arguments.rank, arguments.device, arguments.folder)
+        run_rank(arguments.only.split(","), arguments.rank, arguments.device, arguments.folder)
     wanted = arguments.only.split(",") if arguments.only else list(FAMILIES)
     names = [name for name in wanted if arguments.device == "cuda" or FAMILIES[name].on_cpu]
     started, results = time.monotonic(), []
-    for name in names:
-        if time.monotonic() - started > arguments.limit_s:
-            results.append({"family": name, "case": "", "ok": False, "error": "not run: out of time"})
-            _say(results[-1], arguments.out)
-            continue
-        for result in run_family(name, arguments.device, arguments.patience):
+    for batch in batches(names):
+        for result in run_batch(batch, arguments.device, arguments.patience, started + arguments.limit_s):
             results.append(result)
             _say(result, arguments.out)
     failed = [f"{result['family']}/{result['case']}" for result in results if not result["ok"]]

@@ -1,12 +1,13 @@
-"""Two processes on two GPUs: every family of `run_processes`, each in a pair of processes of its own."""
+"""Two processes on two GPUs: every family of `run_processes`."""
 
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
-from tests.gpu.run_processes import FAMILIES, run_family
+from tests.gpu.run_processes import FAMILIES, batches, run_batch
 
 pytestmark = pytest.mark.gpu2
 
@@ -14,7 +15,11 @@ pytestmark = pytest.mark.gpu2
 MEASURED_ONLY = ("nccl_reserve_16", "nccl_reserve_32")
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in MEASURED_ONLY])
-def test_family(name: str) -> None:
-    failed = [result for result in run_family(name, "cuda", 2.0) if not result["ok"]]
+LIMIT_S = 1800.0
+
+
+@pytest.mark.parametrize("names", batches([name for name in FAMILIES if name not in MEASURED_ONLY]), ids="+".join)
+def test_families(names: list[str]) -> None:
+    results = list(run_batch(names, "cuda", 2.0, time.monotonic() + LIMIT_S))
+    failed = [result for result in results if not result["ok"]]
     assert not failed, "\n".join(json.dumps(result, default=str, indent=1) for result in failed)
