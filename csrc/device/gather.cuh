@@ -140,10 +140,9 @@ MK_DEVICE void gather_compute_role(const LaunchArguments& args, const GatherArgu
 }
 
 /// Store role: panel by panel as the math group fills them.
-template <class Op>
+template <class Op, class Schedule>
 MK_DEVICE void gather_store_role(const LaunchArguments& args, const GatherArguments& gather,
-                                 const SharedMemory<typename Op::Tile>& memory, const GatherSchedule& schedule,
-                                 int group) {
+                                 const SharedMemory<typename Op::Tile>& memory, const Schedule& schedule, int group) {
   using Tile = typename Op::Tile;
   Trace trace(args, kStoreLane + group);
   u32 tiles = 0;

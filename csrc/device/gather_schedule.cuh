@@ -60,10 +60,15 @@ struct GatherSchedule {
     const u32 per_band = raster_group * tiles_n, band = index / per_band, top = band * raster_group;
     const u32 height = rows - top < raster_group ? rows - top : raster_group;
     const u32 in_band = index - band * per_band;
-    const u32 tile_m = top + in_band % height;
-    u32 tile_n = in_band / height;
+    const u32 owner = rank + step < world ? rank + step : rank + step - world;
+    return at<Tile>(gather, owner, top + in_band % height, in_band / height);
+  }
+
+  /// The tile in row `tile_m` of an owner's tiles and column `tile_n` of all weights'.
+  template <class Tile>
+  MK_DEVICE GatherPlace at(const GatherArguments& gather, u32 owner, u32 tile_m, u32 tile_n) const {
     GatherPlace place;
-    place.owner = rank + step < world ? rank + step : rank + step - world;
+    place.owner = owner;
     for (place.weight = 0; place.weight + 1 < gather.weights; ++place.weight) {
       const u32 tiles = (gather.n[place.weight] + Tile::kBlockN - 1) / Tile::kBlockN;
       if (tile_n < tiles) break;
