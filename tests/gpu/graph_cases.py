@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mkcompile.errors import WorkspaceError
-from tests.gpu.compiled_cases import Problem, backend_that_plans_results, no_room
+from tests.gpu.compiled_cases import LARGE, Problem, backend_that_plans_results, no_room
 from tests.gpu.pair import KERNELS, Pair, Product, backend_of_kernels
 
 REPLAYS = 100
@@ -117,11 +117,10 @@ def planned_results_replayed(pair: Pair) -> dict[str, Any]:
     Each replay has the bits of the eager staged step; eager planned steps run in between, in places of their own.
     """
     torch._dynamo.reset()
-    problem = Problem(batch=2, length=1024, width=2048, hidden=4096, sequence=False)
-    model = problem.parallel(pair, problem.model(pair))
+    model = LARGE.parallel(pair, LARGE.model(pair))
     planned = torch.compile(model, backend=backend_that_plans_results, fullgraph=True)
     staged = torch.compile(model, backend=backend_of_kernels, fullgraph=True)
-    still = pair.draw(2, 1024, 2048, seed=0, rank=0)
+    still = pair.draw(LARGE.batch, LARGE.length, LARGE.width, seed=0, rank=0)
     with torch.no_grad():
         staged(still)
         stream = torch.cuda.Stream()
@@ -137,7 +136,7 @@ def planned_results_replayed(pair: Pair) -> dict[str, Any]:
         with no_room(pair), torch.cuda.graph(graphs[1]):
             outs.append(planned(still))
         for replay in range(REPLAYS):
-            still.copy_(pair.draw(2, 1024, 2048, seed=replay + 1, rank=0))
+            still.copy_(pair.draw(LARGE.batch, LARGE.length, LARGE.width, seed=replay + 1, rank=0))
             graphs[0].replay()
             graphs[1].replay()
             wanted = staged(still)
