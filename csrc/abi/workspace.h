@@ -36,10 +36,22 @@ enum FaultCode : u32 {
   kLocalStall = 3,    ///< a wait inside one block never ended; the kernel trapped
   kLaunchMismatch = 4,    ///< a peer has entered another launch; expected and seen are identities
   kReplayAfterFault = 5,  ///< a captured graph was replayed on a workspace that had failed with the code in `seen`
+  kNetworkFault = 6,      ///< the host's proxy has stopped
 };
 
 /// Roles of the warps in one block, as fault reports name them.
-enum Role : u32 { kLoadRole = 0, kComputeRole = 1, kStoreRole = 2, kSignalRole = 3, kCopyRole = 4, kEntry = 5 };
+/// Those of the network wait for a rail peer: their `peer` is its node.
+enum Role : u32 {
+  kLoadRole = 0,
+  kComputeRole = 1,
+  kStoreRole = 2,
+  kSignalRole = 3,
+  kCopyRole = 4,
+  kEntry = 5,
+  kNetSendRole = 6,
+  kNetReceiveRole = 7,
+  kNetEntry = 8,
+};
 
 /// Written by the device into host-mapped memory; `code` is written last.
 struct FaultReport {

@@ -21,6 +21,11 @@ MK_DEVICE void decrease_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+/// What was launched after this kernel in its stream may take SMs as they become free, if it can wait by itself.
+MK_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+/// What was launched before this kernel in its stream has finished, and its writes are visible.
+MK_DEVICE void await_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // ---- mbarriers ----
 
 MK_DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
@@ -108,6 +113,10 @@ MK_DEVICE void tensor_load(u32 shared, const TensorMap* map, u32 barrier, i32 x,
       "l"(map), "r"(barrier), "r"(x), "r"(y)
       : "memory");
 }
+/// Into the second-level cache only: right whoever writes that memory, and when.
+MK_DEVICE void tensor_prefetch(const TensorMap* map, i32 x, i32 y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
+}
 MK_DEVICE void tensor_store(const TensorMap* map, u32 shared, i32 x, i32 y, i32 z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                "r"(shared), "r"(x), "r"(y), "r"(z)
@@ -154,17 +163,30 @@ MK_DEVICE u32 load_relaxed_gpu(const u32* word) {
   asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
   return value;
 }
+MK_DEVICE u64 load_relaxed_gpu(const u64* word) {
+  u64 value;
+  asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
 MK_DEVICE void store_relaxed_sys(u32* word, u32 value) {
   asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
 MK_DEVICE void store_relaxed_sys(u64* word, u64 value) {
   asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
+MK_DEVICE void store_release_sys(u64* word, u64 value) {
+  asm volatile("st.release.sys.global.b64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
 MK_DEVICE void fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 MK_DEVICE u32 add_relaxed_gpu(u32* word, u32 value) {
   u32 old;
   asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(word), "r"(value) : "memory");
+  return old;
+}
+MK_DEVICE u64 add_relaxed_gpu(u64* word, u64 value) {
+  u64 old;
+  asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(value) : "memory");
   return old;
 }
 MK_DEVICE u32 compare_and_swap_gpu(u32* word, u32 expected, u32 value) {

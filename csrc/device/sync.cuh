@@ -22,7 +22,7 @@ MK_DEVICE bool reached(u32 seen, u32 expected) { return (i32)(seen - expected) >
 template <OperatorId kOperator>
 MK_DEVICE void report_fault(const LaunchArguments& args, FaultCode code, WaitSite site, u32 expected, u32 seen,
                             u64 waited_ns) {
-  if (args.world > 1 && compare_and_swap_gpu(&workspace_header(args, args.rank)->abort, 0, code) != 0) return;
+  if (kOperator != kGemm && compare_and_swap_gpu(&workspace_header(args, args.rank)->abort, 0, code) != 0) return;
   volatile FaultReport* report = reinterpret_cast<FaultReport*>(args.fault);
   if (report == nullptr) return;
   report->op = kOperator;

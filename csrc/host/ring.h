@@ -20,6 +20,7 @@ class CommandRing {
 
   /// Has the next command been published?
   bool ready() const noexcept {
+    // pairs-with: command acquire (signal_role -> proxy), scope sys
     return std::atomic_ref<u64>(slot().header).load(std::memory_order_acquire) == next_ + 1;
   }
 
@@ -32,13 +33,19 @@ class CommandRing {
   }
 
   /// Give the slots of all taken commands back.
-  void free_taken() noexcept { publish(control_->consumed, next_); }
+  void free_taken() noexcept {
+    // pairs-with: ring_credit release (proxy -> signal_role), scope sys
+    publish(control_->consumed, next_);
+  }
 
   /// All tickets below `ticket` are complete.
   void retire_below(u64 ticket) noexcept { publish(control_->retired, ticket); }
 
   /// Every wait of a kernel on this ring gives up from now on.
-  void stop_producers() noexcept { std::atomic_ref<u32>(control_->fault).store(1, std::memory_order_release); }
+  void stop_producers() noexcept {
+    // pairs-with: ring_fault release (proxy -> signal_role), scope sys
+    std::atomic_ref<u32>(control_->fault).store(1, std::memory_order_release);
+  }
 
  private:
   Command& slot() const noexcept { return slots_[next_ % capacity_]; }

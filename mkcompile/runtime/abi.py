@@ -13,9 +13,17 @@ TENSOR_MAP_BYTES = 128
 MAP_ALIGNMENT_BYTES = 64
 WORKSPACE_HEADER_BYTES = 512
 NUM_FLAG_KINDS = 4
+#: Of the network block of a workspace. Source: csrc/abi/network_arguments.h.
+MAX_NODES = 16
+NETWORK_HEADER_BYTES = 512
+NUM_NETWORK_FLAG_KINDS = 4
 
 OPERATORS = ("gemm", "gemm_reduce_scatter", "gemm_all_reduce", "all_gather_gemm")
-ROLES = ("load", "compute", "store", "signal", "copy", "entry")
+ROLES = (
+    "load", "compute", "store", "signal", "copy", "entry", "network send", "network receive", "network entry",
+)  # fmt: skip
+#: Roles that wait for a rail peer: what they report as the peer is its node.
+NETWORK_ROLES = range(6, 9)
 
 NO_FAULT = 0
 PEER_TIMEOUT = 1
@@ -23,6 +31,7 @@ LAUNCH_ORDER = 2
 LOCAL_STALL = 3
 LAUNCH_MISMATCH = 4
 REPLAY_AFTER_FAULT = 5
+NETWORK_FAULT = 6
 
 #: What a trace record is about, and who in a block wrote it.
 TRACE_ROLES = (

@@ -25,6 +25,10 @@ class FaultWord:
         """Forget the report, for a workspace that has been made anew."""
         ctypes.memset(self.address, 0, ctypes.sizeof(abi.FaultReport))
 
+    def report(self) -> abi.FaultReport:
+        """The report as it stands."""
+        return abi.FaultReport.from_address(self.address)
+
     def describe(self) -> str:
         """All fields as they stand, for a person to read."""
         report = abi.FaultReport.from_address(self.address)

@@ -16,6 +16,7 @@ from mkcompile.errors import (
     LaunchOrderError,
     MkcompileError,
     PeerTimeoutError,
+    ProxyUnavailableError,
     WaitReport,
     WorkspaceError,
 )
@@ -109,11 +110,15 @@ class FaultBoard:
         return error_of(report, slot.ranks, self._described)
 
 
-def error_of(report: abi.FaultReport, ranks: tuple[int, ...], described: Mapping[int, str]) -> MkcompileError:
-    """The typed error of a report; `ranks` are the group's ranks as numbered in the whole job, `described` the launches
-    that this process knows by identity.
+def error_of(
+    report: abi.FaultReport, ranks: tuple[int, ...], described: Mapping[int, str], rails: tuple[int, ...] = ()
+) -> MkcompileError:
+    """The typed error of a report; `ranks` are the ranks of the launch as numbered in the whole job, `described` the
+    launches that this process knows by identity. Over several nodes `ranks` are those of one, and `rails` the rail peer
+    on each.
     """
     operator, rank = _name(abi.OPERATORS, report.op), _rank(ranks, report.rank)
+    peers = rails if report.role in abi.NETWORK_ROLES else ranks
     if report.code == abi.LAUNCH_ORDER:
         return LaunchOrderError(
             f"{operator}: on rank {rank} a launch found the workspace of its group in use by another launch that had "
@@ -122,8 +127,8 @@ def error_of(report: abi.FaultReport, ranks: tuple[int, ...], described: Mapping
         )
     if report.code == abi.LAUNCH_MISMATCH:
         return LaunchMismatchError(
-            f"rank {rank} and rank {_rank(ranks, report.peer)} are not at the same launch: rank {rank} launched "
-            f"{_describe(described, report.expected)}; rank {_rank(ranks, report.peer)} launched "
+            f"rank {rank} and rank {_rank(peers, report.peer)} are not at the same launch: rank {rank} launched "
+            f"{_describe(described, report.expected)}; rank {_rank(peers, report.peer)} launched "
             f"{_describe(described, report.seen)}. One of them has skipped a call or made another one"
         )
     if report.code == abi.REPLAY_AFTER_FAULT:
@@ -131,12 +136,17 @@ def error_of(report: abi.FaultReport, ranks: tuple[int, ...], described: Mapping
             f"{operator}: on rank {rank} a CUDA graph was replayed on a workspace that had failed (code "
             f"{report.seen}): its results have no meaning. {_CAPTURE_ANEW}"
         )
+    if report.code == abi.NETWORK_FAULT:
+        return ProxyUnavailableError(
+            f"{operator}: on rank {rank} the host proxy stopped while a kernel waited for rank "
+            f"{_rank(peers, report.peer)} on another node"
+        )
     if report.code == abi.PEER_TIMEOUT:
         return PeerTimeoutError(
             WaitReport(
                 operator=operator,
                 rank=rank,
-                peer=_rank(ranks, report.peer),
+                peer=_rank(peers, report.peer),
                 role=_name(abi.ROLES, report.role),
                 tile=report.tile,
                 expected=report.expected,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mkcompile.runtime.abi import KernelArguments
 from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.network_abi import NetworkLaunchArguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +32,12 @@ def of_launch(config: KernelConfig, packed: KernelArguments) -> LaunchIdentity:
     """Operator, sizes, kernel and order; not the grid, which may differ by rank, nor whether a rank is traced."""
     k = "+".join(str(k) for k in packed.k[: packed.terms])
     kernel = config.name.removesuffix("_trace").removeprefix(f"{config.operator}_")
+    net = packed.net if isinstance(packed, NetworkLaunchArguments) else None
+    nodes = ""
+    if net is not None:
+        nodes = f" on each of {net.nodes} nodes (lag {net.lag}, {net.slots} slots, {net.chunk_tiles} a message)"
     segments = f", {packed.segments} segments" if packed.segments > 1 else ""
     return LaunchIdentity.of(
-        f"{config.operator} {packed.m}x{packed.n}x{k}{segments} on {packed.world} ranks, {kernel}, "
+        f"{config.operator} {packed.m}x{packed.n}x{k}{segments} on {packed.world} ranks{nodes}, {kernel}, "
         f"raster {packed.raster_group}, lag {packed.lag}, {packed.slots} slots, scale {packed.scale:g}"
     )

@@ -17,9 +17,10 @@ from functools import lru_cache
 
 from mkcompile.config import settings
 from mkcompile.errors import OperatorInputError
-from mkcompile.runtime import abi, driver, identity, nvrtc, sources, tensor_map
+from mkcompile.runtime import abi, driver, identity, network_abi, nvrtc, sources, tensor_map
 from mkcompile.runtime.kernel_cache import KernelCache, entry_key
 from mkcompile.runtime.kernel_config import BLOCK_K, NUM_THREADS, KernelConfig
+from mkcompile.runtime.network_layout import NetworkTable, network_slots
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule
 from mkcompile.runtime.trace.record import Recorder
@@ -61,6 +62,7 @@ class PeerTable:
     an `abi.FaultReport` in host memory that the device can write.
     `outs_offset`: where the results lie in their common memory, equal on all ranks; -1 where they have none.
     `group`: the ranks as numbered in the whole job, where they have such numbers.
+    `network`: where the ranks are on several nodes; `workspaces`, `rank` and `group` are those of one node then.
     Units: `timeout_s` seconds that a wait for a peer may last; `outs_offset` bytes.
     """
 
@@ -73,8 +75,11 @@ class PeerTable:
     outs_offset: int = -1
     multicast: int = 0
     group: tuple[int, ...] = ()
+    network: NetworkTable | None = None
 
     def __post_init__(self) -> None:
+        if (self.network is None) != (self.layout.nodes == 1):
+            raise OperatorInputError(f"a workspace for {self.layout.nodes} nodes, network {self.network}")
         if len(self.workspaces) != self.layout.world or not 0 <= self.rank < self.layout.world:
             raise OperatorInputError(f"rank {self.rank}, {len(self.workspaces)} workspaces, {self.layout.world} ranks")
 
@@ -109,7 +114,7 @@ class LaunchArguments:
             m=self.terms[0][0].rows,
             n=self.out.columns,
             k=sum(a.columns for a, _ in self.terms),
-            world=self.peers.layout.world if self.peers else 1,
+            world=self.peers.layout.ranks if self.peers else 1,
             segments=self.segments,
         )
 
@@ -143,6 +148,9 @@ def load_kernel(kernel: CompiledKernel, device_idx: int) -> LoadedKernel:
 
 def _check_arguments(config: KernelConfig, arguments: LaunchArguments) -> None:
     size = arguments.size
+    across = arguments.peers is not None and arguments.peers.network is not None
+    if across != (config.network != "none"):
+        raise OperatorInputError(f"{config.name} is for {'one node' if across else 'several nodes'}")
     if config.reduces != (arguments.peers is not None):
         raise OperatorInputError(f"{config.operator} {'needs' if config.reduces else 'takes no'} peers")
     for a, weight in arguments.terms:
@@ -214,7 +222,9 @@ def _fill_peers(packed: abi.KernelArguments, config: KernelConfig, arguments: La
     if peers is None:
         return
     layout = peers.layout
-    if config.streams:
+    if isinstance(packed, network_abi.NetworkLaunchArguments):
+        _fill_network(packed, config, arguments)
+    elif config.streams:
         layout.require_mailbox(config, arguments.size.tiles(config))
     else:
         tiles = arguments.size.tiles_per_owner(config)
@@ -233,6 +243,31 @@ def _fill_peers(packed: abi.KernelArguments, config: KernelConfig, arguments: La
     packed.max_tiles = layout.max_tiles
 
 
+def _new_arguments(config: KernelConfig) -> abi.KernelArguments:
+    return abi.new_arguments() if config.network == "none" else network_abi.new_arguments()
+
+
+def _fill_network(packed: network_abi.NetworkLaunchArguments, config: KernelConfig, arguments: LaunchArguments) -> None:
+    peers, schedule, net = arguments.peers, arguments.schedule, packed.net
+    assert peers is not None
+    if peers.network is None:
+        raise OperatorInputError(f"{config.name} needs a network")
+    layout, table = peers.layout, peers.network
+    slots = network_slots(
+        layout, config, arguments.size.tiles_per_owner(config), schedule.node_lag, schedule.chunk_bytes
+    )
+    if slots.local_slots < layout.nodes * arguments.size.tiles_per_owner(config):
+        packed.lag = min(packed.lag, slots.local_slots - 1)
+    packed.slots, packed.final_offset = slots.local_slots, slots.final_offset
+    net.ring_control, net.ring_slots, net.ring_capacity = table.ring_control, table.ring_slots, table.capacity
+    net.node, net.nodes, net.max_chunks = table.shape.node, table.shape.nodes, layout.max_chunks
+    net.header_offset, net.flags_offset = layout.network_offset, layout.network_flags_offset
+    net.counters_offset = layout.network_counters_offset
+    for name in ("chunk_tiles", "slots", "lag", "inbox_offset", "outbox_offset", "final_inbox_offset"):
+        setattr(net, name, getattr(slots, name))
+    net.final_outbox_offset = slots.final_outbox_offset
+
+
 class PreparedLaunch:
     """A launch with its argument block filled in: `run` may be called again while pointers and sizes stay the same.
 
@@ -244,7 +279,7 @@ class PreparedLaunch:
     def __init__(self, kernel: LoadedKernel, arguments: LaunchArguments) -> None:
         config, schedule, size = kernel.config, arguments.schedule, arguments.size
         _check_arguments(config, arguments)
-        packed = abi.new_arguments()
+        packed = _new_arguments(config)
         packed.m, packed.n, packed.terms, packed.segments = size.m, size.n, len(arguments.terms), arguments.segments
         packed.raster_group, packed.lag, packed.pace_ns = schedule.raster_group, schedule.lag, schedule.pace_ns
         packed.bias, packed.scale = arguments.bias, arguments.scale
@@ -274,10 +309,11 @@ class PreparedLaunch:
     @staticmethod
     def _launch_attributes(config: KernelConfig) -> list[driver.LaunchAttribute]:
         """Blocks of a streaming kernel wait only for the same block of a peer, and those before it always end: not all
-        need be resident at once. Source: docs/decisions/306-few-rows.md.
+        need be resident at once. They wait for earlier work themselves. Source: docs/decisions/306-few-rows.md.
         """
         if config.streams:
-            return [driver.cluster_attribute(config.split)] if config.split > 1 else []
+            clusters = [driver.cluster_attribute(config.split)] if config.split > 1 else []
+            return [*clusters, driver.early_attribute()]
         return [driver.cooperative_attribute()] if config.reduces else []
 
     def _take(self, packed: abi.KernelArguments, launch_config: driver.LaunchConfig) -> None:
@@ -305,7 +341,7 @@ class PreparedLaunch:
         twin._kernel, twin._attributes, twin._common = self._kernel, self._attributes, self._common
         launch_config = driver.LaunchConfig.from_buffer_copy(self._config)
         launch_config.stream = 0
-        twin._take(abi.new_arguments(), launch_config)
+        twin._take(_new_arguments(self._kernel.config), launch_config)
         packed, base, terms = twin._packed, ctypes.addressof(twin._packed), self._packed.terms
         ctypes.memmove(base, ctypes.addressof(self._packed), ctypes.sizeof(packed))
         packed.is_captured = False

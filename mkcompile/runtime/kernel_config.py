@@ -8,12 +8,14 @@ from itertools import product
 from typing import Literal
 
 from mkcompile.errors import OperatorInputError
-from mkcompile.runtime import gather_abi
+from mkcompile.runtime import gather_abi, network_abi
 
 OperatorName = Literal["gemm", "gemm_reduce_scatter", "gemm_all_reduce", "all_gather_gemm"]
 Broadcast = Literal["none", "direct", "staged", "multicast"]
 DtypeName = Literal["bfloat16", "float16"]
 WeightLayout = Literal["nk", "kn"]
+#: How ranks lie on nodes: all on one; one on each of several; several on each of several.
+Network = Literal["none", "flat", "hierarchical"]
 Activation = Literal["none", "relu", "gelu_tanh", "gelu_erf", "silu"]
 
 NUM_THREADS = 384
@@ -28,6 +30,7 @@ _OPERATORS = {
     "gemm": "Gemm", "gemm_reduce_scatter": "GemmReduceScatter", "gemm_all_reduce": "GemmAllReduce",
     "all_gather_gemm": "AllGatherGemm",
 }  # fmt: skip
+_ACROSS_NODES = ("gemm_reduce_scatter", "gemm_all_reduce")
 _BROADCASTS = {"none": "kNone", "direct": "kDirect", "staged": "kStaged", "multicast": "kMulticast"}
 
 #: Tiles (rows, columns) from the smallest to the largest.
@@ -72,6 +75,7 @@ class KernelConfig:
     streams: bool = False
     split: int = 1
     ping_pong: bool = False
+    network: Network = "none"
 
     def __post_init__(self) -> None:
         tiles = STREAM_TILES if self.streams else TILES
@@ -81,6 +85,10 @@ class KernelConfig:
             raise OperatorInputError("only streaming kernels can be ping-pong")
         if self.split not in (SPLITS if self.streams else (1,)) or self.group_n % (8 * self.split):
             raise OperatorInputError(f"{self.split} blocks can't share a tile of {self.block_m}x{self.block_n}")
+        if self.network != "none" and (self.streams or self.operator not in _ACROSS_NODES):
+            raise OperatorInputError(f"{self.operator} has no {'streaming ' * self.streams}kernel across nodes")
+        if self.network != "none" and self.broadcast not in ("none", "staged"):
+            raise OperatorInputError(f"finished tiles of other nodes are staged, not {self.broadcast}")
         if self.dtype not in _ELEMENTS:
             raise OperatorInputError(f"fused kernels take bfloat16 and float16, not {self.dtype}")
         if self.weight_layout not in ("nk", "kn"):
@@ -154,12 +162,15 @@ class KernelConfig:
         parts += [part for part in (self.activation, self.broadcast) if part != "none"]
         parts += [f"stream{self.split}"] if self.streams else []
         parts += ["pp"] if self.ping_pong else []
+        parts += [self.network] if self.network != "none" else []
         parts += ["trace"] if self.trace else []
         return "_".join(parts)
 
     def _operator(self) -> str:
         """The C++ type that the kernel runs."""
         arguments = f"Tile, mk::{_ELEMENTS[self.dtype]}, {_FLAGS[self.has_bias]}"
+        if self.network != "none":
+            return f"mk::Network{_OPERATORS[self.operator]}<{arguments}, {_FLAGS[self.network == 'hierarchical']}>"
         if self.operator == "gemm":
             arguments += f", mk::Activation::{_ACTIVATIONS[self.activation]}"
         if self.operator == "gemm_all_reduce" and not self.streams:
@@ -187,9 +198,13 @@ class KernelConfig:
         if self.operator == "all_gather_gemm":
             call, given, assertions = "run_gather_block", "args, gather", gather_abi.assertions()
             parameters += ", const __grid_constant__ mk::GatherArguments gather"
+        header = f"operators/{self.operator}"
+        if self.network != "none":
+            call, header, assertions = "run_network_block", "network/operators", network_abi.assertions()
+            parameters = "const __grid_constant__ mk::NetworkLaunchArguments args"
         return (
             f"namespace mk {{ inline constexpr bool kTrace = {_FLAGS[self.trace]}; }}\n"
-            f'#include "device/operators/{self.operator}.cuh"\n'
+            f'#include "device/{header}.cuh"\n'
             f"using Tile = {self._tile()};\n"
             f"static_assert(Tile::kSharedBytes == {self.shared_bytes} && mk::kThreads == {NUM_THREADS});\n"
             f'extern "C" __global__ void __launch_bounds__({NUM_THREADS}, 1)\n'

@@ -30,16 +30,19 @@ class TileSchedule:
     """What one launch does when.
 
     Units: `grid` blocks; `raster_group` row tiles; `lag` tiles of each peer before the first own tile; `pace_ns`
-    nanoseconds between the panels of a pushed tile.
+    nanoseconds between the panels of a pushed tile; `node_lag` tiles of each other node before the first own one (0:
+    all); `chunk_bytes` bytes of a network message.
     """
 
     grid: int
     raster_group: int = 8
     lag: int = 0
     pace_ns: int = 0
+    node_lag: int = 0
+    chunk_bytes: int = 256 << 10
 
     def __post_init__(self) -> None:
-        if self.grid < 1 or self.raster_group < 1 or self.lag < 0 or self.pace_ns < 0:
+        if self.grid < 1 or self.raster_group < 1 or min(self.lag, self.pace_ns, self.node_lag) < 0:
             raise ValueError(f"not a schedule: {self}")
 
 

@@ -28,6 +28,13 @@ NO_ARRIVALS = (
     "    return;\n",
 )
 
+#: Chunks that come over the network are read as they are.
+NO_NETWORK_WAIT = (
+    "device/network/send.cuh",
+    "    if (given_up) return;\n    const NetworkFlags flags{args, staging.epoch};\n",
+    "    return;\n    const NetworkFlags flags{args, staging.epoch};\n",
+)
+
 
 def without(headers: Mapping[str, str], name: str, healthy: str, broken: str) -> dict[str, str]:
     """The headers with one piece of text replaced, which must occur once."""

@@ -57,7 +57,7 @@ class RankGroup:
     recorders: list[Recorder] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self.layout = WorkspaceLayout(world=self.world, total_bytes=self.arena_bytes, max_tiles=self.max_tiles)
+        self.layout = self.make_layout()
         for one in set(self.devices):
             for other in set(self.devices) - {one}:
                 driver.enable_peer_access(one, other)
@@ -68,6 +68,10 @@ class RankGroup:
             self.faults.append(FaultWord.allocate(device))
             self.streams.append(torch.cuda.Stream(device=device))
         self.synchronize()
+
+    def make_layout(self) -> WorkspaceLayout:
+        """Of every rank's workspace."""
+        return WorkspaceLayout(world=self.world, total_bytes=self.arena_bytes, max_tiles=self.max_tiles)
 
     @property
     def world(self) -> int:

@@ -10,10 +10,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DEVICE = ROOT / "csrc" / "device"
+#: The other end of what kernels and the host's proxy tell each other.
+HOST = tuple(ROOT / "csrc" / "host" / name for name in ("ring.h", "flags.h"))
 PAGE = ROOT / "docs" / "memory_ordering.md"
 TAG = re.compile(r"// pairs-with: (\w+) (release|acquire) \((\w+) -> (\w+)\), scope (cta|gpu|sys)$")
 ORDERED = re.compile(
-    r"\b(load_acquire_\w+|store_release_\w+|fence_acq_rel_\w+|red_release_\w+|wait_until<\S+>|wait)\((?!const)"
+    r"\b(load_acquire_\w+|store_release_\w+|fence_acq_rel_\w+|red_release_\w+|wait_until<\S+>|wait_network<\S+>|wait)\((?!const)"
 )
 RELAXED = re.compile(r"\b(load_relaxed_\w+|store_relaxed_\w+)\(")
 LOOK_BACK = 6
@@ -58,7 +60,7 @@ def unpaired(ends: dict[str, set[tuple[str, str, str, str]]]) -> list[str]:
 
 
 def all_text() -> str:
-    return "\n".join(path.read_text() for path in device_files())
+    return "\n".join(path.read_text() for path in (*device_files(), *HOST))
 
 
 @pytest.mark.parametrize("path", device_files(), ids=lambda path: path.name)
