@@ -11,8 +11,7 @@ constexpr unsigned kNoTiming = 2;       // CU_EVENT_DISABLE_TIMING
 constexpr int kWritesOrdering = 118;    // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
 constexpr int kOrderedForOwner = 100;   // CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
 constexpr int kCurrentContext = 0;      // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX
-constexpr unsigned kFenceBefore = 0;    // CU_STREAM_WRITE_VALUE_DEFAULT
-constexpr unsigned kNoFence = 1;        // CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER
+constexpr Result kInvalidValue = 1, kIllegalAddress = 700, kNotSupported = 801;
 constexpr int kToOwner = 100;           // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER
 
 }  // namespace
@@ -42,7 +41,9 @@ Error Engine::make() {
   for (void*& stream : copies_) {
     if (const Result result = driver_.create_stream(&stream, kNonBlocking)) return refuse("cuStreamCreate", result);
   }
-  if (const Result result = driver_.create_stream(&flags_, kNonBlocking)) return refuse("cuStreamCreate", result);
+  for (void*& stream : flags_) {
+    if (const Result result = driver_.create_stream(&stream, kNonBlocking)) return refuse("cuStreamCreate", result);
+  }
   for (Mark& mark : marks_) {
     if (const Result result = driver_.create_event(&mark.event, kNoTiming)) return refuse("cuEventCreate", result);
   }
@@ -55,14 +56,23 @@ Engine::~Engine() {
   for (const Mark& mark : marks_) {
     if (mark.event != nullptr) driver_.destroy_event(mark.event);
   }
-  for (void* stream : copies_) {
-    if (stream != nullptr) driver_.destroy_stream(stream);
+  for (const auto& streams : {copies_, flags_}) {
+    for (void* stream : streams) {
+      if (stream != nullptr) driver_.destroy_stream(stream);
+    }
   }
-  if (flags_ != nullptr) driver_.destroy_stream(flags_);
   driver_.release(device_);
 }
 
-i32 Engine::failed(Result result) noexcept { return result == kSuccess ? 0 : -EIO; }
+i32 Engine::failed(Result result) noexcept {
+  switch (result) {
+    case kSuccess: return 0;
+    case kInvalidValue: return -EINVAL;
+    case kIllegalAddress: return -EFAULT;
+    case kNotSupported: return -ENOTSUP;
+    default: return -EIO;
+  }
+}
 
 /// The proxy thread takes the device's context once.
 i32 Engine::enter() noexcept {
@@ -137,7 +147,6 @@ i32 Engine::write(void* flag, u32 value) noexcept {
   }
   pending_[num_pending_] = {};
   pending_[num_pending_].address = reinterpret_cast<u64>(flag);
-  pending_[num_pending_].flags = num_pending_ == 0 ? kFenceBefore : kNoFence;
   pending_[num_pending_++].value = value;
   return 0;
 }
@@ -148,7 +157,8 @@ i32 Engine::commit() noexcept {
   if (needs_flush_) {
     if (const i32 status = failed(driver_.flush(kCurrentContext, kToOwner))) return status;
   }
-  const Result result = driver_.batch(flags_, num_pending_, pending_.data(), 0);
+  const Result result = driver_.batch(flags_[flag_stream_], num_pending_, pending_.data(), 0);
+  flag_stream_ = (flag_stream_ + 1) % kStreams;
   num_pending_ = 0;
   return failed(result);
 }

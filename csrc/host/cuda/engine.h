@@ -5,8 +5,9 @@
 // 256 KB take 5. So copies whose bytes adjoin, in source and destination, become one of up to kMergedBytes; an event
 // stands for all copies of about kMarkedBytes; and the next copies go to another stream, so that the event costs them
 // nothing. What is still held back goes out at the end of the proxy's round, in commit(). A copy counts as finished once
-// the event behind it is, and those before. Flags go out on a stream of their own, all of a round in one call, the first
-// behind a system fence: what was finished before is visible.
+// the event behind it is, and those before. Flags go out on streams of their own, all of a round in one call, each behind
+// a system fence: what was finished before is visible. Those of the next round take another stream, so that they wait for
+// no other's fence; a flag has one message in flight, so no word is written twice at once.
 #include <array>
 #include <memory>
 #include <vector>
@@ -63,7 +64,8 @@ class Engine {
   void* context_ = nullptr;
   std::array<void*, kStreams> copies_{};
   u32 stream_ = 0;  ///< of the next copy
-  void* flags_ = nullptr;
+  std::array<void*, kStreams> flags_{};
+  u32 flag_stream_ = 0;  ///< of the next round
   bool needs_flush_ = false;
   bool entered_ = false;                ///< the proxy thread has the context
   Held held_;
