@@ -10,7 +10,7 @@ from typing import Any
 from mkcompile.ops.problem import Problem
 from mkcompile.plan.buckets import at_bucket, entry_name
 from mkcompile.plan.candidates import Site, candidates
-from mkcompile.plan.decide import best_candidate
+from mkcompile.plan.decide import best_candidate, decide, unfused_plan
 from mkcompile.plan.disk import Measured, Results, candidate_name
 from mkcompile.plan.tune import Request
 
@@ -29,6 +29,8 @@ def sweep_rows(request: Request, results: Results) -> Iterator[dict[str, Any]]:
         bound = at_bucket(problem, problem.m)
         site = Site(problem=bound, topology=request.topology, reserve_sms=request.policy.reserve_sms)
         predicted = {candidate_name(one.plan): one.seconds for one in candidates(site)}
+        decision = decide(bound, request.topology, request.policy)
+        predicted[candidate_name(unfused_plan(bound, request.topology))] = decision.unfused_s
         best = best_candidate(bound, request.topology, request.policy)
         chosen = "" if best is None else candidate_name(best.plan)
         for measured in results.entries.get(entry_name(problem), {}).values():

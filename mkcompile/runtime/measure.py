@@ -31,8 +31,8 @@ from mkcompile.runtime.machine import PROBE, own_basis, policy_of
 from mkcompile.runtime.platform import Platform
 from mkcompile.runtime.tactics import AVAILABLE, Given, from_plan, gather_from_plan
 
-# Host time of enqueueing all calls of one sample, and more: the device is kept busy with nothing until then.
-_BACKLOG_CYCLES = 4_000_000
+# Host time of enqueueing one call of a reference, and more: the device is kept busy with nothing until all are there.
+_BACKLOG_CYCLES = 600_000
 _SAMPLE_US = 2500.0
 _FEWEST_CALLS, _MOST_CALLS = 3, 20
 # More than the caches hold: operands come from memory, as in a model, and not from the last call.
@@ -146,7 +146,7 @@ def sample_on_gpu(calls: Sequence[Callable[[], Any]], count: int) -> float:
     dist.all_reduce(torch.zeros(1, device="cuda"))
     torch.cuda.synchronize()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    torch.cuda._sleep(_BACKLOG_CYCLES)  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(_BACKLOG_CYCLES * (count + 1))  # type: ignore[no-untyped-call]
     calls[-1]()
     start.record()
     for i in range(count):
