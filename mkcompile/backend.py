@@ -24,9 +24,12 @@ from mkcompile.config import Options, option_names, settings, split_options
 from mkcompile.errors import OptionError
 from mkcompile.ops.problem import Problem
 from mkcompile.passes import fusion_pass
+from mkcompile.passes.groups_of_graph import groups_of
 from mkcompile.passes.judge import judge_for, kernels_first
 from mkcompile.passes.reason import Reason
+from mkcompile.plan.placement import placed
 from mkcompile.runtime.machine import basis_of, enter, policy_of
+from mkcompile.runtime.published import Basis
 
 HOOK = "post_grad_custom_pre_pass"
 
@@ -42,22 +45,40 @@ class FusionPass(fusion_pass.FusionPass):
     legal, where sites exclude each other the one with a kernel here; `never` nothing.
     """
 
-    def __init__(self, options: Options | None = None) -> None:
+    def __init__(self, options: Options | None = None, groups: Sequence[str] | None = None) -> None:
+        """`groups`: names of those that the graph communicates over; None: any of this process's."""
         self._machine = (options or Options()).topology
-        super().__init__(options, judge=self._judge_by_plan, facts=self._basis, always=self._judge_by_kernels)
+        self._groups = groups
+        super().__init__(options, judge=self._judge_by_plan, facts=self._known, always=self._judge_by_kernels)
 
-    def _judge_by_plan(self, problem: Problem) -> float | Reason:
-        basis = basis_of(self._machine)
+    def judge(self, group: str, problem: Problem) -> tuple[Problem, float | Reason]:
+        """By what the ranks of the group have told each other, and by how it lies on nodes."""
+        basis = basis_of(self._machine, group)
+        lying = placed(problem, basis.placement)
+        judges = {"auto": self._judge_by_plan, "always": self._judge_by_kernels}
+        judge = judges.get(self._options.fuse)
+        return lying, self._judge(lying) if judge is None else judge(lying, basis)
+
+    def _judge_by_plan(self, problem: Problem, known: Basis | None = None) -> float | Reason:
+        basis = known or basis_of(self._machine)
         return judge_for(basis.topology, policy_of(self._machine), basis.tuned)(problem)
 
-    def _judge_by_kernels(self, problem: Problem) -> float | Reason:
-        return kernels_first(basis_of(self._machine).topology, policy_of(self._machine))(problem)
+    def _judge_by_kernels(self, problem: Problem, known: Basis | None = None) -> float | Reason:
+        basis = known or basis_of(self._machine)
+        return kernels_first(basis.topology, policy_of(self._machine))(problem)
 
-    def _basis(self) -> str:
-        """What decisions depend on: measured times are among it, but the same ones on all ranks."""
-        basis, policy = basis_of(self._machine), policy_of(self._machine)
+    def _known(self) -> str:
+        """What decisions depend on: measured times are among it, but the same ones on all ranks of a group."""
+        policy = policy_of(self._machine)
         kernels = "all" if policy.available is None else ",".join(sorted(policy.available))
-        return f"{basis.topology.key()}{basis.tuned.to_json()}{policy.reserve_sms} SMs left, kernels {kernels}"
+        names = fusion_pass.group_names() if self._groups is None else self._groups
+        known = [f"{name} {_text(basis_of(self._machine, name))}" for name in names] or [_text(basis_of(self._machine))]
+        return f"{known}{policy.reserve_sms} SMs left, kernels {kernels}"
+
+
+def _text(basis: Basis) -> str:
+    """A basis in the cache's key."""
+    return f"{basis.topology.key()}{basis.tuned.to_json()}{basis.placement}"
 
 
 class Chain(CustomGraphPass):
@@ -115,13 +136,14 @@ def _hooks_take_lists() -> bool:
 def mkernel(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
     """The backend's entry point; `options` may hold `mkernel.*` names and Inductor's own, `mode` is Inductor's.
 
-    Raises: OptionError.
+    Raises: OptionError; AbsentRankError for a rank of one of the graph's groups that never enters.
     """
     options, theirs = split_options(kwargs.get("options"))
-    enter(options.topology)  # a wrong name is an error here, and not in the middle of a pass
+    groups = groups_of(gm)
+    enter(options.topology, groups)  # a wrong name is an error here, and not in the middle of a pass
     patches = inductor_patches(theirs, kwargs.get("mode"))
     compiled: Callable[..., Any] = compile_fx(
-        gm, example_inputs, config_patches=with_pass(patches, FusionPass(options))
+        gm, example_inputs, config_patches=with_pass(patches, FusionPass(options, groups))
     )  # type: ignore[assignment]
     return compiled
 

@@ -27,7 +27,7 @@ class Settings:
     Units: `arena_bytes` bytes a group; `timeout_s` seconds (0: the process group's own timeout); `sm_reserve` SMs, the
     most that a launch leaves to other kernels, or what each leaves where `is_sm_reserve_given`, which has no variable.
     `network`: how ranks on different nodes reach each other: `auto`, a transport (`tcp`, `rc`, `srd`), or one with its
-    interface or NIC (`tcp:eth1`, `rc:mlx5_0`).
+    interface or NIC (`tcp:eth1`, `rc:mlx5_0`). `node`: the name of the node that this process is on; empty: found out.
     """
 
     cache_dir: Path = Path("~/.cache/mkcompile")
@@ -38,6 +38,7 @@ class Settings:
     kernels: bool = True
     log_level: LogLevel = "WARNING"
     network: str = "auto"
+    node: str = ""
     is_sm_reserve_given: bool = False
 
     def __post_init__(self) -> None:
@@ -139,20 +140,24 @@ def split_options(options: Mapping[str, object] | None) -> tuple[Options, dict[s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignSettings:
-    """What other programs' environment variables ask for; never set by us.
+    """What other programs' environment variables say; never set by us.
 
-    `multicast_off_by`: the assignment that forbids NVLink multicast, or an empty string.
+    `multicast_off_by`: the assignment that forbids NVLink multicast, or an empty string. `ranks_per_node`: as torchrun
+    has started them; 0: not known.
     """
 
     multicast_off_by: str = ""
+    ranks_per_node: int = 0
 
 
 def read_foreign_settings(environment: Mapping[str, str]) -> ForeignSettings:
-    """Variables of torch and NCCL that we respect."""
-    for name, text in (("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NCCL_NVLS_ENABLE", "0")):
-        if environment.get(name, "").strip() == text:
-            return ForeignSettings(multicast_off_by=f"{name}={text}")
-    return ForeignSettings()
+    """Variables of torch, NCCL and torchrun that we respect."""
+    off = (("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NCCL_NVLS_ENABLE", "0"))
+    off_by = [f"{name}={text}" for name, text in off if environment.get(name, "").strip() == text]
+    per_node = environment.get("LOCAL_WORLD_SIZE", "")
+    return ForeignSettings(
+        multicast_off_by=off_by[0] if off_by else "", ranks_per_node=int(per_node) if per_node.isdigit() else 0
+    )
 
 
 def foreign_settings() -> ForeignSettings:

@@ -23,7 +23,7 @@ from torch._inductor.virtualized import V
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
-from mkcompile.passes.fuse import Judge, fuse, fuse_all
+from mkcompile.passes.fuse import Judge, anywhere, fuse, fuse_all
 from mkcompile.passes.site import Site
 from tests.lockstep import World, run
 
@@ -132,7 +132,7 @@ class _Keeper(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         before = _copy(graph)
-        sites = fuse(graph, self._judge, results="planned")
+        sites = fuse(graph, anywhere(self._judge), results="planned")
         graph.lint()
         self.kept = Captured(phase=self._phase, before=before, after=_copy(graph), sites=sites)
 

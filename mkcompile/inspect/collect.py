@@ -62,6 +62,7 @@ def _rows(index: int, captured: CapturedGraph, colouring: Colouring, planner: Pl
             detail=site.detail,
             problem=site.problem,
             estimate=planner.predict(site.problem) if site.problem else None,
+            transport=planner.transport(site.group) if group_size(site.group) else "",
         )
 
 

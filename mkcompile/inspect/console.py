@@ -40,7 +40,7 @@ def print_report(report: Report, console: Console) -> None:
 
 def _table(report: Report) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("#", "phase", "collective", "group", "shape"):
+    for name in ("#", "phase", "collective", "group", "over", "shape"):
         table.add_column(name)
     table.add_column("became", style="green")
     for name in ("unfused", "fused", "ceiling"):
@@ -63,6 +63,7 @@ def _cells(one: Collective, *, tuned: bool) -> list[str | Text]:
         one.phase,
         one.kind,
         f"{one.group} x{one.world_size or '?'}",
+        one.transport,
         f"{one.dtype}[{', '.join(one.shape)}]",
         became,
         *map(time_text, times),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mkcompile.config import Options
+from mkcompile.inspect.transport import transport_of
 from mkcompile.ops.problem import Problem
 from mkcompile.plan.buckets import entry_name
 from mkcompile.plan.decide import Policy
@@ -53,11 +54,16 @@ class Planner:
     policy: Policy
     rehearsed: bool
     tuned: Results
+    name: str = PROBE
 
     @property
     def machine(self) -> str:
         """The topology's name, and whether it stands for a machine that is not here."""
         return f"{self.topology.name} (rehearsed: no CUDA here)" if self.rehearsed else self.topology.name
+
+    def transport(self, group: str) -> str:
+        """What carries the data of the group of that name."""
+        return transport_of(self.name, group, rehearsed=self.rehearsed)
 
     def predict(self, problem: Problem) -> Estimate:
         """The planner's prediction for one problem."""
@@ -78,6 +84,7 @@ def planner_for(options: Options) -> Planner:
     name = options.topology
     topology = topology_of(name)
     return Planner(
+        name=name,
         topology=topology,
         tuned=load_results(topology),
         policy=replace(policy_of(name), fuse=options.fuse),

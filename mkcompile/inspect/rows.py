@@ -15,7 +15,8 @@ from mkcompile.passes.reason import Reason
 class Collective:
     """One collective and what became of it. Rows with one `site` number became one operator.
 
-    Units: `sent_bytes` bytes that each rank must send at least. `world_size` is 0 where the group is a graph value.
+    Units: `sent_bytes` bytes that each rank must send at least. `world_size` is 0 where the group is a graph value, and
+    `transport`, what carries the group's data, is then empty.
     """
 
     site: int
@@ -33,6 +34,7 @@ class Collective:
     detail: str = ""
     problem: Problem | None = None
     estimate: Estimate | None = None
+    transport: str = ""
 
     @property
     def fused(self) -> bool:

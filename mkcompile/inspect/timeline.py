@@ -110,8 +110,9 @@ class _Costs:
         if kind is None or not world_size:
             return 0.0
         whole_bytes = node.result_bytes * (world_size if kind == "reduce_scatter" else 1)
-        span = self.topology.span(world_size)
-        return nccl_us(kind, whole_bytes, span, self.topology, constants()) * 1e-6
+        problem = row.problem if row else None
+        span = self.topology.span(world_size) if problem is None else self.topology.span_of(problem)
+        return nccl_us(kind, whole_bytes, span, self.topology.reaching(span.num_nodes), constants()) * 1e-6
 
 
 def _element_bytes(node: NodeView) -> int:

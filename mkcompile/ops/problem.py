@@ -16,6 +16,8 @@ class Problem:
     `outer` is the product of the dimensions before the scattered or gathered one (1: one contiguous slice a rank).
     `dtype` is that of the operands; a scaled product's operands have fewer bytes than its result, which then has
     `out_bytes`. `scales` says how many there are: `tensor`, or `row` for one a row of x and a column of w.
+    `num_nodes` and `per_node`: nodes that the group spans and the most of its ranks on one; 0: one node, or as
+    consecutive ranks fill the machine's nodes.
     Units: `dtype_bytes` and `out_bytes` bytes an element (`out_bytes` 0: as the operands).
     """
 
@@ -40,6 +42,8 @@ class Problem:
     scatters: bool = False
     out_bytes: int = 0
     scales: str = ""
+    num_nodes: int = 0
+    per_node: int = 0
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -75,5 +79,5 @@ class Problem:
 
     def key(self) -> str:
         """A name for everything but `m`: equal on all ranks, stable between processes and versions of Python."""
-        values = [f"{name}={value}" for name, value in asdict(self).items() if name != "m"]
-        return ",".join(values)
+        known = ("m",) if self.num_nodes else ("m", "num_nodes", "per_node")
+        return ",".join(f"{name}={value}" for name, value in asdict(self).items() if name not in known)

@@ -22,12 +22,22 @@ from mkcompile.plan import key
 
 # Seconds that fusing the problem is predicted to save, or the reason not to.
 Judge = Callable[[Problem], float | Reason]
+# The problem with how the group of this name lies, and the verdict on it.
+JudgeInGroup = Callable[[str, Problem], tuple[Problem, float | Reason]]
 
 
 def fuse_all(problem: Problem) -> float:
     """The judge that fuses whatever is legal; larger problems first."""
     num_rows = max(problem.m, 1)  # 0 where it is symbolic
     return float(max(replace(problem, m=num_rows).flops, 1))
+
+
+def anywhere(judge: Judge) -> JudgeInGroup:
+    """All groups are alike."""
+    return lambda group, problem: (problem, judge(problem))
+
+
+_EVERYTHING = anywhere(fuse_all)
 
 
 @dataclass(slots=True)
@@ -52,7 +62,10 @@ class _Findings:
 
 
 def fuse(
-    graph: fx.Graph, judge: Judge = fuse_all, policy: FusePolicy = "always", results: ResultPolicy = "ordinary"
+    graph: fx.Graph,
+    judge: JudgeInGroup = _EVERYTHING,
+    policy: FusePolicy = "always",
+    results: ResultPolicy = "ordinary",
 ) -> list[Site]:
     """Rewrite the graph in place; what became of each collective, in graph order. Calls carry the policy."""
     if next(collectives(graph), None) is None:
@@ -91,11 +104,14 @@ def _find(nodes: list[fx.Node]) -> _Findings:
     return findings
 
 
-def _choose_and_rewrite(graph: fx.Graph, findings: _Findings, judge: Judge, policy: FusePolicy) -> dict[fx.Node, Match]:
+def _choose_and_rewrite(
+    graph: fx.Graph, findings: _Findings, judge: JudgeInGroup, policy: FusePolicy
+) -> dict[fx.Node, Match]:
     """Rewrite the best set of matches; where the graph does not allow one, the best set without it."""
     candidates: list[Candidate] = []
-    for match in findings.matches:
-        verdict = judge(match.problem)
+    for found in findings.matches:
+        problem, verdict = judge(found.call.group, found.problem)
+        match = replace(found, problem=problem)
         if isinstance(verdict, Reason):
             findings.refuse(match, verdict)
         else:

@@ -38,6 +38,11 @@ def source_digest() -> str:
     return digest.hexdigest()
 
 
+def group_names() -> list[str]:
+    """Of all process groups that this rank is in."""
+    return sorted(dist.distributed_c10d._world.pg_names.values()) if dist.is_initialized() else []
+
+
 def group_sizes() -> str:
     """`name=size` of every process group that this rank is in: a graph holds sizes, and names groups."""
     if not dist.is_initialized():
@@ -85,12 +90,16 @@ class FusionPass(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite the graph in place."""
-        sites = fuse(graph, self._judge, self._options.fuse, self._options.results)
+        sites = fuse(graph, self.judge, self._options.fuse, self._options.results)
         self._graphs.append(sites)
         log.info("%s", describe(sites))
         artifact.trace(graph, sites)
         for listener in self._listeners:
             listener(graph, sites)
+
+    def judge(self, group: str, problem: Problem) -> tuple[Problem, float | Reason]:
+        """The problem as it lies in the group of that name, and whether it is fused."""
+        return problem, self._judge(problem)
 
     def report(self) -> str:
         """One line for each graph and each collective."""

@@ -48,6 +48,10 @@ class Reason(Enum):
     NO_NETWORK_KERNEL = (
         "the group spans nodes and there is no fused kernel for that; keep this axis of parallelism inside a node"
     )
+    UNEVEN_NODES = (
+        "the group has more ranks on one node than on another, so that its ranks have no peers of their own there; "
+        "give it equally many ranks on each node"
+    )
     NO_KERNEL = (
         "there is no fused kernel for this operator on this GPU; `python -m mkcompile doctor` says what it needs"
     )

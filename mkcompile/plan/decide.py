@@ -82,7 +82,8 @@ def ceiling_us(problem: Problem, topology: Topology) -> float:
 
     Source: `benchmarks/results/2xh200/ops-baseline.json` (p2p_push_bidir) for the copy's rate.
     """
-    known, gpu, span = constants(), topology.gpu, topology.span(problem.world_size)
+    topology = topology.reaching(problem.num_nodes)
+    known, gpu, span = constants(), topology.gpu, topology.span_of(problem)
     products = [Gemm(m=problem.m, n=problem.n, k=problem.hidden or problem.k, dtype_bytes=problem.dtype_bytes)]
     if problem.hidden:
         width = problem.hidden * (2 if problem.gated else 1)
@@ -99,11 +100,13 @@ def ceiling_us(problem: Problem, topology: Topology) -> float:
 
 def check(problem: Problem, topology: Topology) -> tuple[Refusal, str] | None:
     """Why no kernel can take the problem at all, whatever it would gain."""
-    span = topology.span(problem.world_size)
+    span = topology.span_of(problem)
     if problem.world_size == 1:
         return Refusal.ONE_RANK, ""
     if topology.gpu.arch == "cpu":
         return None
+    if span.world_size != problem.world_size:
+        return Refusal.UNEVEN_NODES, f"{problem.world_size} ranks on {span.num_nodes} nodes"
     if not topology.p2p and span.per_node > 1:
         return Refusal.NO_P2P, topology.name
     if problem.dtype not in KERNEL_DTYPES:
@@ -137,7 +140,8 @@ def decide(problem: Problem, topology: Topology, policy: Policy = DEFAULT_POLICY
     """
     if problem.m < 1:
         raise ValueError(f"decide needs m; got {problem}")
-    span = topology.span(problem.world_size)
+    topology = topology.reaching(problem.num_nodes)
+    span = topology.span_of(problem)
     sized = min(problem.n, problem.k) > 0
     base = Decision(
         problem=problem,
@@ -161,7 +165,7 @@ def best_candidate(
     problem: Problem, topology: Topology, policy: Policy, names: frozenset[str] | None = None
 ) -> Candidate | None:
     """The fastest that the policy allows, of these kernels (see `Plan.name`) or of all; the first of equals."""
-    site = Site(problem=problem, topology=topology, reserve_sms=policy.reserve_sms)
+    site = Site(problem=problem, topology=topology.reaching(problem.num_nodes), reserve_sms=policy.reserve_sms)
     allowed = (one for one in candidates(site) if policy.allows(one.plan) and (names is None or one.plan.name in names))
     return min(allowed, key=lambda one: one.seconds, default=None)
 

@@ -1,14 +1,20 @@
-"""What all ranks must plan from, told by rank 0: the topology and the measurements."""
+"""What the ranks of a group must plan from: the topology and the measurements that its rank 0 tells, and the node that
+each rank is on.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from mkcompile.plan.disk import Results
 from mkcompile.plan.exchange import Ranks
+from mkcompile.plan.placement import Placement
 from mkcompile.plan.topology import Topology
+
+_KEY = "publish"
 
 
 class HasBasis(Protocol):
@@ -20,14 +26,36 @@ class HasBasis(Protocol):
     def tuned(self) -> Results: ...
 
 
-def publish(ranks: Ranks, own: Callable[[], HasBasis]) -> tuple[Topology, Results]:
-    """Rank 0 probes and reads its disk (`own`); every rank gets the same two values.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What all ranks of a group know alike."""
 
-    Raises: AbsentRankError where rank 0 does not come in time.
+    topology: Topology
+    tuned: Results
+    placement: Placement
+
+
+def say(ranks: Ranks, node: str, own: Callable[[], HasBasis]) -> str:
+    """This rank's node; rank 0 probes and reads its disk (`own`) and says that too. Waits for nobody.
+
+    Returns what `hear` is to be given.
     """
-    told = ""
+    said: list[str] = [node]
     if ranks.rank == 0:
         basis = own()
-        told = json.dumps([basis.topology.to_json(), basis.tuned.to_json()])
-    topology_text, results_text = json.loads(ranks.share("publish", told))
-    return Topology.from_json(topology_text), Results.from_json(results_text)
+        said += [basis.topology.to_json(), basis.tuned.to_json()]
+    text = json.dumps(said)
+    ranks.say(_KEY, text)
+    return text
+
+
+def hear(ranks: Ranks, own: str) -> Told:
+    """The same values on every rank. `own` is what `say` returned.
+
+    Raises: AbsentRankError for a rank that does not come in time.
+    """
+    everyone: list[list[str]] = [json.loads(text) for text in ranks.hear(_KEY, own)]
+    _, topology, tuned = everyone[0]
+    placement = Placement.of([said[0] for said in everyone])
+    machine = Topology.from_json(topology).reaching(placement.num_nodes)
+    return Told(topology=machine, tuned=Results.from_json(tuned), placement=placement)

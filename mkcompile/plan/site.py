@@ -37,7 +37,7 @@ class Site:
     @property
     def span(self) -> Span:
         """Where the group lies."""
-        return self.topology.span(self.problem.world_size)
+        return self.topology.span_of(self.problem)
 
     @property
     def machine(self) -> Machine:

@@ -13,6 +13,10 @@ from typing import Any
 import networkx as nx
 
 from mkcompile.errors import OptionError
+from mkcompile.ops.problem import Problem
+
+#: One NIC of 400 Gb/s, a direction. Units: GB/s.
+NIC_GBPS = 50.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,23 @@ class Topology:
         if world_size <= self.gpus_per_node:
             return Span(num_nodes=1, per_node=world_size)
         return Span(num_nodes=-(-world_size // self.gpus_per_node), per_node=self.gpus_per_node)
+
+    def span_of(self, problem: Problem) -> Span:
+        """Where the problem's group lies: as it says itself, else as consecutive ranks do."""
+        if problem.num_nodes:
+            return Span(num_nodes=problem.num_nodes, per_node=problem.per_node)
+        return self.span(problem.world_size)
+
+    def node_of(self, rank: int) -> int:
+        """The node of a rank of the whole job, where ranks fill nodes in order."""
+        return rank // self.gpus_per_node
+
+    def reaching(self, num_nodes: int) -> Topology:
+        """The machine with at least so many nodes; a network that nothing is known of is taken for one NIC a GPU."""
+        if num_nodes <= self.num_nodes and (num_nodes <= 1 or self.nic_gbps > 0):
+            return self
+        nodes = max(num_nodes, self.num_nodes)
+        return replace(self, name=f"{nodes}x{self.name}", num_nodes=nodes, nic_gbps=self.nic_gbps or NIC_GBPS)
 
     def graph(self) -> nx.Graph:
         """GPUs, switches, NICs and rails; every edge has `gbps` (GB/s per direction) and `kind`."""
@@ -166,10 +187,10 @@ _PRESETS = (
     Topology(name="cpu", gpu=CPU, gpus_per_node=2, nvlink_gbps=10),
     Topology(name="2xh200", gpu=H200, gpus_per_node=2),
     Topology(name="4xh200", gpu=H200, gpus_per_node=4, multicast=True),
-    Topology(name="8xh200", gpu=H200, gpus_per_node=8, multicast=True, nic_gbps=50),
-    Topology(name="2x8xh200", gpu=H200, num_nodes=2, gpus_per_node=8, multicast=True, nic_gbps=50),
-    Topology(name="16x8xh200", gpu=H200, num_nodes=16, gpus_per_node=8, multicast=True, nic_gbps=50),
-    Topology(name="gb200nvl72", gpu=GB200, gpus_per_node=72, nvlink_gbps=900, multicast=True, nic_gbps=50),
+    Topology(name="8xh200", gpu=H200, gpus_per_node=8, multicast=True, nic_gbps=NIC_GBPS),
+    Topology(name="2x8xh200", gpu=H200, num_nodes=2, gpus_per_node=8, multicast=True, nic_gbps=NIC_GBPS),
+    Topology(name="16x8xh200", gpu=H200, num_nodes=16, gpus_per_node=8, multicast=True, nic_gbps=NIC_GBPS),
+    Topology(name="gb200nvl72", gpu=GB200, gpus_per_node=72, nvlink_gbps=900, multicast=True, nic_gbps=NIC_GBPS),
 )
 PRESETS: Mapping[str, Topology] = {one.name: one for one in _PRESETS}
 
@@ -184,5 +205,5 @@ def preset(name: str, num_nodes: int | None = None) -> Topology:
     found = PRESETS[name]
     if num_nodes is None or num_nodes == found.num_nodes:
         return found
-    nic_gbps = found.nic_gbps or 50.0
+    nic_gbps = found.nic_gbps or NIC_GBPS
     return replace(found, name=f"{num_nodes}x{name}", num_nodes=num_nodes, nic_gbps=nic_gbps)

@@ -1,48 +1,53 @@
-"""Which machine to plan for: what rank 0 told when the backend was entered, else what this rank sees of it."""
+"""Which machine to plan for: what a group's ranks told when the backend was entered, else what this rank sees."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
-from mkcompile.config import settings
+from mkcompile.config import foreign_settings, settings
+from mkcompile.ops.groups import find
 from mkcompile.plan.decide import Policy
 from mkcompile.plan.topology import Topology, preset
 from mkcompile.runtime.probe import local_topology
-from mkcompile.runtime.published import Basis, Published, local
+from mkcompile.runtime.published import Basis, Published, local, numbered
 from mkcompile.runtime.reserve import FEW_SMS
 from mkcompile.runtime.tactics import AVAILABLE
 
 PROBE = "probe"
 
 
-def enter(name: str) -> None:
-    """The backend is entered: where the machine is probed, rank 0 tells the others of it. All ranks come here.
+def enter(name: str, groups: Sequence[str] = ()) -> None:
+    """The backend is entered with a graph that communicates over these groups. All of their ranks come here.
 
-    Raises: OptionError for an unknown name; AbsentRankError where rank 0 does not come before the deadline.
+    Where the machine is probed, each group's rank 0 tells the others of it, and all tell on which node they are.
+
+    Raises: OptionError for an unknown name; AbsentRankError for a rank that does not come before the deadline.
     """
     if name != PROBE:
         preset(name)
-    elif dist.is_initialized():
-        group = dist.group.WORLD
-        assert group is not None
-        _told_at_entry().of(group, own_basis)
+    elif groups:
+        _told_at_entry().of_all([find(one) for one in groups], own_basis)
 
 
-def basis_of(name: str) -> Basis:
-    """The machine of that name and what was measured on it, as far as all ranks know it; asks nobody.
+def basis_of(name: str, group: str | None = None) -> Basis:
+    """The machine of that name, what was measured on it, and how the group lies, as all of its ranks know it.
 
-    Before the backend was entered that is the machine alone, homogeneous as it is: ranks may have different disks.
+    Asks nobody. Of a group that has not entered the backend that is the machine alone, homogeneous as it is, and ranks
+    in order: ranks may have different disks.
     Raises: OptionError for an unknown name.
     """
-    if name != PROBE:
-        return Basis(topology=preset(name))
-    group = dist.group.WORLD if dist.is_initialized() else None
-    told = _told_at_entry().known(group)
-    return Basis(topology=_machine(1 if group is None else group.size())) if told is None else told
+    found = _process_group(group)
+    told = _told_at_entry().known(found) if name == PROBE else None
+    if told is not None:
+        return told
+    topology = _machine(_world_size()) if name == PROBE else preset(name)
+    return Basis(topology=topology, placement=None if found is None else numbered(topology, found))
 
 
 def topology_of(name: str) -> Topology:
@@ -56,7 +61,7 @@ def topology_of(name: str) -> Topology:
 
 def own_basis() -> Basis:
     """What this rank would tell others: the machine, with the measurements on this rank's disk."""
-    return local(_machine(dist.get_world_size() if dist.is_initialized() else 1))
+    return local(_machine(_world_size()))
 
 
 def policy_of(name: str) -> Policy:
@@ -74,15 +79,26 @@ def _told_at_entry() -> Published:
     return Published(topic="entry")
 
 
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _process_group(name: str | None) -> ProcessGroup | None:
+    """The group of that name, or of all ranks; None where there is none."""
+    if not dist.is_initialized():
+        return None
+    return dist.group.WORLD if name is None else find(name)
+
+
 @cache
 def _machine(world_size: int) -> Topology:
-    if not torch.cuda.is_available():
-        fitting = next((name for name in ("2xh200", "4xh200") if preset(name).num_gpus >= world_size), "8xh200")
-        node = preset(fitting)
-    else:
-        node = local_topology()
-    num_nodes = -(-world_size // node.gpus_per_node)
-    if num_nodes <= 1:
-        return node
-    nic_gbps = node.nic_gbps or preset("8xh200").nic_gbps
-    return replace(node, name=f"{num_nodes}x{node.name}", num_nodes=num_nodes, nic_gbps=nic_gbps)
+    node = local_topology() if torch.cuda.is_available() else _rehearsed(world_size)
+    return node.reaching(-(-world_size // node.gpus_per_node))
+
+
+def _rehearsed(world_size: int) -> Topology:
+    """H200s, as many on a node as torchrun has started ranks there, else all on one."""
+    per_node = min(world_size, foreign_settings().ranks_per_node or world_size)
+    fitting = next((name for name in ("2xh200", "4xh200") if preset(name).num_gpus >= per_node), "8xh200")
+    node = preset(fitting)
+    return node if per_node == world_size else replace(node, name=f"{per_node}xh200", gpus_per_node=per_node)

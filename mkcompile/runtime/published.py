@@ -1,14 +1,16 @@
-"""What this process plans from: topology and measurements, told by rank 0 of a group, the same on all of its ranks.
+"""What this process plans from: topology and measurements, told by rank 0 of a group, and the node of each rank.
+The same on all ranks of the group.
 
 Told when the backend is entered, for what is compiled, and at the first launch of a group, for what is launched: a
-compile cache's hit runs no pass, but it does both.
+compile cache's hit runs no pass, but it does both. Each group by itself: other ranks of the job may be elsewhere, as
+the stages of a pipeline are.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -19,18 +21,21 @@ from mkcompile.config import settings
 from mkcompile.plan.decide import Policy
 from mkcompile.plan.disk import Results, load_results
 from mkcompile.plan.exchange import Ranks
-from mkcompile.plan.publish import publish
+from mkcompile.plan.placement import Placement
+from mkcompile.plan.publish import hear, say
 from mkcompile.plan.table import PlanTable
 from mkcompile.plan.topology import Topology
 from mkcompile.runtime.exchange import group_timeout_s
+from mkcompile.runtime.node import node_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """A machine, and what `tune` has measured on it."""
+    """A machine, what `tune` has measured on it, and how the group lies there (None: as consecutive ranks do)."""
 
     topology: Topology
     tuned: Results = field(default_factory=Results)
+    placement: Placement | None = None
     _tables: dict[Policy, PlanTable] = field(default_factory=dict)
 
     def table(self, policy: Policy) -> PlanTable:
@@ -42,7 +47,7 @@ class Basis:
 
 @dataclass(slots=True)
 class Published:
-    """What rank 0 of each group has told, for one purpose (`topic`). Each life of a group is told anew."""
+    """What each group's ranks have told, for one purpose (`topic`). Each life of a group is told anew."""
 
     topic: str
     _told: list[tuple[weakref.ref[ProcessGroup], Basis]] = field(default_factory=list)
@@ -54,14 +59,32 @@ class Published:
     def of(self, group: ProcessGroup, own: Callable[[], Basis]) -> Basis:
         """Rank 0's basis; `own` is called on rank 0 alone. All ranks of the group come here.
 
-        Raises: AbsentRankError where rank 0 does not come before the deadline.
+        Raises: AbsentRankError for a rank that does not come before the deadline.
         """
+        self.of_all([group], own)
         basis = self.known(group)
-        if basis is None:
-            basis = own() if is_alone(group) else _ask(group, self.topic, own)
-            self._told = [(ref, one) for ref, one in self._told if ref() is not None]
-            self._told.append((weakref.ref(group), basis))
+        assert basis is not None
         return basis
+
+    def of_all(self, groups: Sequence[ProcessGroup], own: Callable[[], Basis]) -> None:
+        """The same for several groups: all are told before any is waited for, so that their order does not matter.
+
+        Raises: AbsentRankError for a rank that does not come before the deadline.
+        """
+        new = [group for group in groups if self.known(group) is None]
+        asked = [(group, _ranks(group, self.topic)) for group in new if not is_alone(group)]
+        said = [say(ranks, node_name(), own) for _, ranks in asked]
+        for group in new:
+            if is_alone(group):
+                basis = own()
+                self._keep(group, replace(basis, placement=numbered(basis.topology, group)))
+        for (group, ranks), text in zip(asked, said, strict=True):
+            told = hear(ranks, text)
+            self._keep(group, Basis(topology=told.topology, tuned=told.tuned, placement=told.placement))
+
+    def _keep(self, group: ProcessGroup, basis: Basis) -> None:
+        self._told = [(ref, one) for ref, one in self._told if ref() is not None]
+        self._told.append((weakref.ref(group), basis))
 
 
 def is_alone(group: ProcessGroup) -> bool:
@@ -69,19 +92,22 @@ def is_alone(group: ProcessGroup) -> bool:
     return group.size() == 1 or dist.get_backend(group) == "fake"
 
 
-def _ask(group: ProcessGroup, topic: str, own: Callable[[], Basis]) -> Basis:
+def numbered(topology: Topology, group: ProcessGroup) -> Placement:
+    """How a group lies where the job's ranks fill the machine's nodes in order."""
+    return Placement.of([topology.node_of(rank) for rank in dist.get_process_group_ranks(group)])
+
+
+def _ranks(group: ProcessGroup, topic: str) -> Ranks:
     store: Store = PrefixStore(f"mkcompile/{topic}", _get_process_group_store(group))
     # a store can outlive a group of the same name: each life counts by itself
     life = str(store.add(f"life/{group.rank()}", 1))
-    ranks = Ranks(
+    return Ranks(
         rank=group.rank(),
         world_size=group.size(),
         store=PrefixStore(life, store),
         timeout_s=settings().timeout_s or group_timeout_s(group),
         name="plan",
     )
-    topology, tuned = publish(ranks, own)
-    return Basis(topology=topology, tuned=tuned)
 
 
 def local(topology: Topology) -> Basis:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.distributed import _functional_collectives as funcol
@@ -65,6 +66,32 @@ def rank_0_stays_away(rank: int, world_size: int) -> tuple[str, float]:
     except Exception as error:  # Dynamo wraps what a backend raises
         return f"{error}", time.monotonic() - started
     return "nothing", 0.0
+
+
+def stages_of_a_pipeline(rank: int, world_size: int) -> tuple[list[int], float, str]:
+    """Ranks 0 and 2 are the first stage, 1 and 3 the second, which compiles before the first has come."""
+    from mkcompile.runtime.machine import basis_of
+
+    see(100.0 + rank)
+    stages = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    group = stages[rank % 2].group_name
+
+    def stage(x: Tensor, w: Tensor) -> Tensor:
+        return funcol.all_reduce(x @ w, "sum", group)
+
+    if rank % 2 == 0:
+        dist.recv(torch.empty(1), src=rank + 1)
+    with torch.no_grad(), watched_calls() as calls:
+        torch.compile(stage, backend="mkernel", options=ALWAYS)(torch.ones(16, 8), torch.ones(8, 16))
+    if rank % 2:
+        dist.send(torch.ones(1), dst=rank - 1)
+    return [len(calls)], basis_of("probe", group).topology.nvlink_gbps, str(basis_of("probe", group).placement)
+
+
+def test_each_stage_of_a_pipeline_asks_its_own_ranks_only() -> None:
+    environment = {"MKCOMPILE_TIMEOUT_S": "60"}
+    told = run_cases({"stages": stages_of_a_pipeline}, 4, environment=environment).values("stages")
+    assert told == [([1], 100.0, "1x2"), ([1], 101.0, "1x2"), ([1], 100.0, "1x2"), ([1], 101.0, "1x2")]
 
 
 def test_all_ranks_plan_from_what_rank_0_sees_also_on_cache_hits(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ class Pieces:
         if self.fuse and decision.refusal is None and decision.fused_s is not None:
             self._fused_site(problem, name, decision)
             return
-        span = self.topology.span(problem.world_size)
+        span = self.topology.span_of(problem)
         for kind, size in collectives_of(problem):
             if kind == "all_gather":
                 self.collective(f"{name} gather", kind, size, span)
@@ -131,7 +131,7 @@ class Pieces:
 
     def _fused_site(self, problem: Problem, name: str, decision: Decision) -> None:
         assert decision.fused_s is not None
-        span = self.topology.span(problem.world_size)
+        span = self.topology.span_of(problem)
         loads: dict[str, float] = {}
         for kind, size in collectives_of(problem):
             for resource, share in self._loads(kind, size, span, decision.fused_s * 1e6).items():

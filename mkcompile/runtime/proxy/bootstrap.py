@@ -19,7 +19,7 @@ from mkcompile.runtime.proxy.trial import try_transport
 
 _TOPIC = "proxy"
 #: Best first, for `choose_transport`. `emulated` and `unordered` are for tests and never chosen.
-_PREFERENCE: tuple[Transport, ...] = ("srd", "rc", "tcp")
+PREFERENCE: tuple[Transport, ...] = ("srd", "rc", "tcp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +67,12 @@ def choose_transport(group: ProcessGroup, timeout_s: float = 0.0) -> tuple[Trans
     """
     exchange = Exchange(group, f"{_TOPIC}/transport", timeout_s)
     try:
-        lacks = {name: try_transport(name).problem for name in _PREFERENCE}
+        lacks = {name: try_transport(name).problem for name in PREFERENCE}
     except ProxyUnavailableError as error:
-        lacks = dict.fromkeys(_PREFERENCE, str(error))
+        lacks = dict.fromkeys(PREFERENCE, str(error))
     everyone = [json.loads(text) for text in exchange.gather("transports", json.dumps(lacks))]
     reasons: list[str] = []
-    for name in _PREFERENCE:
+    for name in PREFERENCE:
         without = [(exchange.ranks[rank], one[name]) for rank, one in enumerate(everyone) if one[name]]
         if not without:
             return name, "; ".join(reasons)

@@ -1,0 +1,50 @@
+"""The process groups that a graph of Dynamo's communicates over, for their ranks to be asked before it is compiled.
+
+A collective names its group; a DTensor has a mesh, from which its collectives are made later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import fx
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
+
+from mkcompile.ops.groups import find
+
+_COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "mkcompile")
+
+
+def groups_of(graph: fx.GraphModule) -> list[str]:
+    """Names of groups of several ranks, in order; those of the bodies of higher-order operators are among them."""
+    if not dist.is_initialized():
+        return []
+    bodies = [one for one in graph.modules() if isinstance(one, fx.GraphModule)]
+    names = {name for body in bodies for node in body.graph.nodes for name in _names(node)}
+    return sorted(name for name in names if _size(name) > 1)
+
+
+def _names(node: fx.Node) -> Iterator[str]:
+    if _namespace(node) in _COLLECTIVES:
+        yield from (leaf for leaf in tree_leaves((node.args, node.kwargs)) if isinstance(leaf, str))
+    for value in tree_leaves(node.meta.get("example_value")):
+        if isinstance(value, DTensor):
+            yield from (group.group_name for group in value.device_mesh.get_all_groups())
+
+
+def _namespace(node: fx.Node) -> str:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target.namespace)
+    return target._qualified_op_name.split("::")[0] if isinstance(target, torch._ops.OpOverloadPacket) else ""
+
+
+def _size(name: str) -> int:
+    """Ranks of the group; 0 where the text names none."""
+    try:
+        return find(name).size()
+    except (RuntimeError, KeyError, ValueError):
+        return 0
