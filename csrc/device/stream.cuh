@@ -32,7 +32,8 @@ struct StreamCompute {
         epilogue{args, memory, plan, group, {args, memory}, {args, 0}},
         trace(args, kComputeLane + group, threadIdx.x % 128 == 0) {}
 
-  MK_DEVICE void product(u32 tile, typename StreamEpilogue<Op>::Sums& sum) {
+  /// `reused`: the buffers of the exchange in the cluster will be written again.
+  MK_DEVICE void product(u32 tile, bool reused, typename StreamEpilogue<Op>::Sums& sum) {
     const u32 k_blocks = plan.last_k() - plan.first_k();
     float acc[Tile::kMine][Tile::kGroupN / 2];
     if constexpr (Tile::kPingPong) {
@@ -42,7 +43,7 @@ struct StreamCompute {
     } else {
       multiply_tile<typename Op::Element>(args, memory, ring, group, k_blocks, acc[0], trace);
     }
-    epilogue.add_up(acc, tile, sum);
+    epilogue.add_up(acc, reused, sum);
     if constexpr (Op::kHasBias) {
 #pragma unroll
       for (int m = 0; m < Tile::kMine; ++m) epilogue.add_bias(tile, epilogue.slab(m), sum[m]);
@@ -70,15 +71,16 @@ struct StreamCompute {
   MK_DEVICE void run() {
     typename StreamEpilogue<Op>::Partials kept;
     u32 turn = 0, kept_tile = plan.tiles;
-    for (u32 tile = plan.first_tile; tile < plan.tiles; tile += plan.tile_step, ++turn) {
+    for (u32 position = plan.first; position < plan.tiles; position += plan.step, ++turn) {
       if (Tile::kPingPong && turn % 2 != group) {
         ring.skip(plan.last_k() - plan.first_k());
         continue;
       }
       trace.begin();
       epilogue.exchange.turn = turn;
+      const u32 tile = plan.tile(position);
       typename StreamEpilogue<Op>::Sums sum;
-      product(tile, sum);
+      product(tile, position + 2 * plan.step < plan.tiles, sum);
       trace.end(kTraceMainloop, args.rank, tile);
       trace.begin();
       if constexpr (!Op::kReduces) {
@@ -86,7 +88,7 @@ struct StreamCompute {
       } else {
         enter();
         typename StreamEpilogue<Op>::Partials own;
-        epilogue.send(tile, sum, own, Tile::kPingPong && args.pace_ns != 0 && tile + plan.tile_step < plan.tiles);
+        epilogue.send(tile, sum, own, Tile::kPingPong && args.pace_ns != 0 && position + plan.step < plan.tiles);
         if constexpr (Tile::kPingPong) {
           epilogue.finish(tile, own);
         } else {
@@ -148,7 +150,10 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
   } else {
     __syncthreads();
   }
-  const StreamPlan<Tile> plan(args);
+  const StreamPlan<Tile> plan(args, Op::kScatters);
+  if (threadIdx.x == kMathGroups * 128) prefetch_weights(args, plan);
+  if constexpr (!Op::kReduces) launch_dependents();
+  await_predecessors();
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
   const bool first_lane = threadIdx.x % 32 == 0;
   if (group == kMathGroups) {
@@ -164,6 +169,8 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
   }
   if constexpr (Op::kReduces) {
     __syncthreads();
+    // Not before: what comes next would hold SMs, waiting for this launch, which waits for peers that may need them.
+    launch_dependents();
     if (threadIdx.x == 0) leave_launch(args, load_shared(memory.epoch()));
   }
   if constexpr (kTrace) trace.end(kTraceBlock, args.rank, Op::kReduces ? load_shared(memory.epoch()) : 0);

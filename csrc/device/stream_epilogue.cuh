@@ -74,7 +74,7 @@ struct StreamEpilogue {
 
   /// This block's units, summed over the blocks of the cluster in their order.
   template <int kAccumulators>
-  MK_DEVICE void add_up(const float (&acc)[kMine][kAccumulators], u32 tile, Sums& sum) const {
+  MK_DEVICE void add_up(const float (&acc)[kMine][kAccumulators], bool reused, Sums& sum) const {
     if constexpr (Tile::kSplit == 1) {
 #pragma unroll
       for (int m = 0; m < kMine; ++m) {
@@ -89,7 +89,7 @@ struct StreamEpilogue {
       exchange.await_partials();
 #pragma unroll
       for (int m = 0; m < kMine; ++m) collect(own[m], slab(m), sum[m]);
-      exchange.end(plan.part, tile + 2 * plan.tile_step < plan.tiles);
+      exchange.end(plan.part, reused);
     }
   }
   MK_DEVICE void give(const float* acc, u32 slab, float (&own)[kUnits * 4]) const {
@@ -181,12 +181,12 @@ struct StreamEpilogue {
         u8* to = mailbox.slot(peer, args.rank) + place(tile, slab(m));
 #pragma unroll
         for (int u = 0; u < kUnits; ++u) {
+          const u32 h = half(u);
+          if (!rows.is_valid(h) || (Op::kScatters && rows.owner_of(h) != peer)) continue;
           if (paced) {
             while (global_timer_ns() < due_ns) __nanosleep(32);
             due_ns += args.pace_ns;
           }
-          const u32 h = half(u);
-          if (!rows.is_valid(h) || (Op::kScatters && rows.owner_of(h) != peer)) continue;
           // Relaxed: each word is data and flag in one.
           store_relaxed_sys(reinterpret_cast<Unit*>(to + u * Mailbox<Tile>::kUnitBytes), own[m][u]);
         }

@@ -2,6 +2,7 @@
 // Few rows: kernels that stream the weight and keep everything else short. A tile's result goes from registers to its
 // place; `kSplit` blocks of a cluster share a tile, each with a range of k, and add up in a fixed order over the
 // cluster's shared memory, each for its part of the tile.
+#include "device/stream_order.cuh"
 #include "device/tile.cuh"
 
 namespace mk {
@@ -104,32 +105,45 @@ struct Turns {
   }
 };
 
-/// Which tiles there are, and which part of each this block takes.
+/// Which part of each tile this block takes.
 template <class Tile>
-struct StreamPlan {
-  u32 tiles_m, tiles, k_blocks, part, first_tile, tile_step;
+struct StreamPlan : StreamOrder {
+  u32 k_blocks, part;
   u32 bytes_a;  ///< that a k-block of `a` takes: rows beyond the last are not loaded, and nobody looks at their sums
 
-  MK_DEVICE explicit StreamPlan(const LaunchArguments& args) {
-    tiles_m = (args.m + Tile::kBlockM - 1) / Tile::kBlockM;
-    tiles = tiles_m * ((args.n + Tile::kBlockN - 1) / Tile::kBlockN);
+  MK_DEVICE StreamPlan(const LaunchArguments& args, bool scatters)
+      : StreamOrder(make(args, Tile::kBlockM, Tile::kBlockN, scatters, blockIdx.x / Tile::kSplit,
+                         gridDim.x / Tile::kSplit)) {
     k_blocks = count_k_blocks(args);
     part = Tile::kSplit == 1 ? 0 : cluster_rank();
-    first_tile = blockIdx.x / Tile::kSplit;
-    tile_step = gridDim.x / Tile::kSplit;
     bytes_a = (args.m < Tile::kBlockM ? (args.m + 7) / 8 * 8 : Tile::kBlockM) * kBlockK * 2;
   }
   MK_DEVICE u32 first_k() const { return k_blocks * part / Tile::kSplit; }
   MK_DEVICE u32 last_k() const { return k_blocks * (part + 1) / Tile::kSplit; }
   /// Where in its k range a tile begins: not all blocks at the same rows of `a`, of which few lie in one slice of L2.
   MK_DEVICE u32 start_k(const LaunchArguments& args, u32 tile) const {
-    const u32 count = last_k() - first_k();
-    return args.lag == 0 ? 0 : tile / tiles_m * args.lag % count;
+    return args.lag == 0 ? 0 : column_tile(tile) * args.lag % (last_k() - first_k());
   }
-  /// Row tiles of the same columns lie side by side, so that blocks of one wave share weights.
-  MK_DEVICE i32 row(u32 tile) const { return tile % tiles_m * Tile::kBlockM; }
-  MK_DEVICE i32 column(u32 tile) const { return tile / tiles_m * Tile::kBlockN; }
+  MK_DEVICE i32 row(u32 tile) const { return row_tile(tile) * Tile::kBlockM; }
+  MK_DEVICE i32 column(u32 tile) const { return column_tile(tile) * Tile::kBlockN; }
 };
+
+/// The weights of this block's first k-blocks, which do not depend on what runs before this launch. If they do, the
+/// loads that follow read them anew.
+template <class Tile>
+MK_DEVICE void prefetch_weights(const LaunchArguments& args, const StreamPlan<Tile>& plan) {
+  if (plan.first >= plan.tiles || args.terms != 1) return;
+  const u32 first = plan.first_k(), count = plan.last_k() - first;
+  const i32 column = plan.column(plan.tile(plan.first));
+  for (u32 i = 0; i < Tile::kStages && i < count; ++i) {
+    const i32 k = (first + i) * kBlockK;
+    if constexpr (Tile::kWeightIsKn) {
+      for (int at = 0; at < Tile::kBlockN; at += Tile::kPanelN) tensor_prefetch(&args.weight[0], column + at, k);
+    } else {
+      tensor_prefetch(&args.weight[0], k, column);
+    }
+  }
+}
 
 /// Load role: this block's k-blocks of each of its tiles.
 template <class Tile>
@@ -138,7 +152,8 @@ MK_DEVICE void stream_load_role(const LaunchArguments& args, const SharedMemory<
   Ring<Tile> ring;
   Trace trace(args, kLoadLane);
   const u32 count = plan.last_k() - plan.first_k();
-  for (u32 tile = plan.first_tile; tile < plan.tiles; tile += plan.tile_step) {
+  for (u32 position = plan.first; position < plan.tiles; position += plan.step) {
+    const u32 tile = plan.tile(position);
     const i32 row = plan.row(tile), column = plan.column(tile);
     u32 at = plan.start_k(args, tile);
     trace.begin();

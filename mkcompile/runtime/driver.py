@@ -10,6 +10,7 @@ from mkcompile.errors import MkcompileError, UnsupportedDeviceError
 
 _COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _PEER_ACCESS_ALREADY_ENABLED = 704
 _HOST_PORTABLE_AND_MAPPED = 3
@@ -108,6 +109,13 @@ def load_function(image: bytes, name: str, shared_bytes: int, device_idx: int) -
 def cooperative_attribute() -> LaunchAttribute:
     """All blocks of the launch are resident at once, or the launch fails."""
     attribute = LaunchAttribute(id=_COOPERATIVE)
+    attribute.value[0] = 1
+    return attribute
+
+
+def early_attribute() -> LaunchAttribute:
+    """Blocks may start while the kernel before them in the stream ends: they wait for it by themselves."""
+    attribute = LaunchAttribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION)
     attribute.value[0] = 1
     return attribute
 

@@ -7,13 +7,16 @@ from itertools import product
 from typing import NamedTuple
 
 from mkcompile.runtime.kernel_config import BLOCK_K, PING_PONG, SPLITS, STREAM_TILES, KernelConfig
-from mkcompile.runtime.tile_schedule import SM_FLOP_PER_US, LaunchSize, TileSchedule
+from mkcompile.runtime.tile_schedule import LINK_BYTES_PER_US, SM_FLOP_PER_US, LaunchSize, TileSchedule
 from mkcompile.runtime.workspace_layout import MAILBOX_BYTES
 
 # SMs of the smallest corner of the chip: clusters do not reach over its edge, and the few SMs beyond are of no use.
 _CORNER_SMS = 16
 # Share of the next tile's time over which a tile's partials are sent.
 _PACED_SHARE = 0.6
+# A little less than the link's own time, so that it never runs dry.
+_LINK_SHARE = 0.95
+_UNIT_BYTES = 1024  # what one group stores at once. Source: Mailbox in csrc/device/mailbox.cuh
 # Below, a reduce-scatter is bound by the link, and turns only delay the first tiles.
 _TURNS_K = 2048
 
@@ -50,16 +53,29 @@ def stream_schedule(config: KernelConfig, size: LaunchSize, num_sms: int) -> Til
     """Every tile at once where they fit; else as many blocks as share them out evenly."""
     tiles = size.tiles(config)
     waves = -(-tiles // most_clusters(config, num_sms))
-    return TileSchedule(grid=-(-tiles // waves) * config.split, pace_ns=_pace_ns(config, size))
+    grid = -(-tiles // waves) * config.split
+    return TileSchedule(grid=grid, raster_group=_band(config, size), pace_ns=_pace_ns(config, size, grid))
 
 
-def _pace_ns(config: KernelConfig, size: LaunchSize) -> int:
-    """Between the units of a tile; only where one group sends while the other multiplies."""
+def _band(config: KernelConfig, size: LaunchSize) -> int:
+    """Row tiles that are walked together: the rows of one owner, or all."""
+    if config.operator == "gemm_reduce_scatter" and size.segments == 1:
+        owned = size.m // size.world
+        if owned % config.block_m == 0:
+            return owned // config.block_m
+    return -(-size.m // config.block_m)
+
+
+def _pace_ns(config: KernelConfig, size: LaunchSize, grid: int) -> int:
+    """Between the units of a tile, where one group sends while the other multiplies: over a share of the next tile's
+    time, but no faster than the link takes what all blocks send: what waits for the link blocks an SM's loads.
+    """
     if not config.ping_pong or size.world == 1:
         return 0
     flop = 2 * config.block_m * config.block_n * size.k / config.split
     units = config.block_m // 64 * config.block_n // 8 // config.split * (size.world - 1)
-    return int(_PACED_SHARE * flop / SM_FLOP_PER_US * 1000 / units)
+    link_ns = _LINK_SHARE * _UNIT_BYTES * grid / LINK_BYTES_PER_US * 1000
+    return int(max(_PACED_SHARE * flop / SM_FLOP_PER_US * 1000 / units, link_ns))
 
 
 def stream_config(base: KernelConfig, tile: tuple[int, int], split: int, ping_pong: bool = False) -> KernelConfig:

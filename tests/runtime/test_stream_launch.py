@@ -76,6 +76,18 @@ def test_groups_take_turns_where_blocks_have_several_long_tiles() -> None:
     assert not turns(REDUCE, 512, 1024, StreamForm((128, 128), 2))
     paced = stream_tactic(REDUCE, size(512, 8192, 3584), whole, NUM_SMS)[1]
     assert 0.55 < paced.pace_ns * 32 / 20e3 < 0.65, "32 units in 0.6 of a tile of 20 us"
+    link = stream_tactic(REDUCE, size(512, 8192, 1024), whole, NUM_SMS)[1]
+    assert 0.9 < link.pace_ns / (1024 * 128 / 366) < 1, "128 blocks together a little faster than the link"
+
+
+def test_rows_of_one_owner_are_walked_together_where_tiles_have_one_owner() -> None:
+    scatter = KernelConfig(operator="gemm_reduce_scatter")
+
+    def band(base: KernelConfig, m: int, world: int = 2) -> int:
+        return stream_tactic(base, size(m, 8192, 1024, world), StreamForm((128, 64), 1), NUM_SMS)[1].raster_group
+
+    assert (band(scatter, 512), band(scatter, 1024, 4), band(scatter, 256)) == (2, 2, 1)
+    assert (band(scatter, 128), band(scatter, 384), band(REDUCE, 512)) == (1, 3, 4), "all rows"
 
 
 def test_blocks_share_tiles_evenly() -> None:
