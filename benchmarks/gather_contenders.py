@@ -52,7 +52,7 @@ class Gatherer:
             kernel = load_kernel(compile_kernel(choice.config), torch.cuda.current_device())
         site = GatherSite(
             form=GatherForm(config=choice.config, size=size, gathered_shape=()), choice=choice, kernel=kernel,
-            peers=self.arena.peers(), engine=None if choice.variant == "push" else self.side,
+            peers=self.arena.peers(), engine=self.side if choice.schedule.by_engine else None,
         )  # fmt: skip
         tensors = GatherTensors(shard=shard, w=[w.t()], weights=[w], bias=[None], outs=[out], gathered=None)
         prepared = site.prepare(tensors)
@@ -76,8 +76,8 @@ def text_of(choice: GatherChoice) -> str:
     schedule, config = choice.schedule, choice.config
     if choice.variant == "library":
         return f"library {schedule.group_rows} rows"
-    blocks = f"p{schedule.blocks} join{schedule.join}" if schedule.pushes else f"{schedule.group_rows} rows"
-    return f"{choice.variant} {config.block_m}x{config.block_n} grid{schedule.grid} {blocks}"
+    moved = f"{schedule.group_rows} rows" if schedule.by_engine else f"band{schedule.band}"
+    return f"{choice.variant} {config.block_m}x{config.block_n} grid{schedule.grid} {moved}"
 
 
 def others(

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gather_sweep --out FILE`: all-gather GEMMs in every tile and with every number of push blocks.
+"""`python -m benchmarks.gather_sweep --out FILE`: all-gather GEMMs by every variant in every tile.
 
 One process drives both GPUs; the result of each variant is checked, then all are timed in turn, in bursts, beside
 cuBLAS's product of the gathered rows.
@@ -28,7 +28,6 @@ from tests.gpu.ranks import RankGroup
 from .shapes import GATHERED, Shape
 
 TILES = ((128, 256), (128, 224), (128, 192), (128, 160), (128, 128), (64, 128))
-BLOCKS = (8, 16)
 CHUNKS = (1, 4)
 _SM_RESERVE = 4
 _BACKLOG_CYCLES = 1_000_000
@@ -63,7 +62,7 @@ class Pair:
 
     def prepare(self, choice: GatherChoice) -> list[Prepared]:
         """One launch a rank."""
-        engines = None if choice.variant == "push" else self.engines
+        engines = self.engines if choice.schedule.by_engine else None
         return [prepare_rank(self.group, r, choice, self.size, self.tensors[r], engines, None) for r in range(2)]
 
     def error(self, run: Callable[[int], None]) -> float:
@@ -115,9 +114,10 @@ def variants(size: GatherSize, max_grid: int, tiles: Sequence[tuple[int, int]]) 
     found = {}
     for tile in tiles:
         config = KernelConfig(operator="all_gather_gemm").with_tile(*tile)
-        for blocks in BLOCKS:
-            choice = push_choice(config, size, max_grid, blocks, returned=False)
-            found[f"push {tile[0]}x{tile[1]} p{blocks} grid{choice.schedule.grid} join{choice.schedule.join}"] = choice
+        choice = push_choice(config, size, max_grid, returned=False)
+        for band in sorted({8, choice.schedule.band}):
+            pushed = replace(choice, schedule=replace(choice.schedule, band=band))
+            found[f"push {tile[0]}x{tile[1]} grid{choice.schedule.grid} band{band}"] = pushed
         for chunks in CHUNKS:
             engine = engine_choice(config, size, max_grid, returned=False)
             rows = ceil(size.shard_rows / chunks / 128) * 128

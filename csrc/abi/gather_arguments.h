@@ -14,11 +14,19 @@ enum GatherOrder : u32 {
   kColumns = 2,   ///< shards are columns: every tile sums over the shards, beginning with the own one
 };
 
+/// Who moves the rows of a shard.
+enum GatherMover : u32 {
+  kEngineCopies = 0,  ///< the copy engine, to `landing` of every peer
+  kBlocksPush = 1,    ///< blocks, into the workspaces of the peers
+  kPeersRead = 2,     ///< blocks, into the own workspace, from which the peers read them
+};
+
 /// Shapes: the shard is [segments, segment_rows, k] (of LaunchArguments; kColumns: [m, k]), the gathered tensor
 /// [segments, world, segment_rows, k] (kColumns: [m, world, k]), result i [gathered rows, n[i]].
 struct alignas(64) GatherArguments {
   TensorMap arena[2];          ///< the gathered rows in the workspace, by the parity of the epoch
   TensorMap out[kMaxWeights];  ///< column, row, run of rows
+  TensorMap gathered;          ///< the tensor that is returned: k, row, run of rows
   u64 shard;                   ///< this rank's shard in one piece
   u64 landing;                 ///< where the copy engine writes what comes to this rank; 0: in the workspace's regions
   u64 result;                  ///< the gathered tensor that is returned, or 0
@@ -27,11 +35,11 @@ struct alignas(64) GatherArguments {
   u32 weights;
   u32 order;
   u32 blocks;      ///< the lowest blocks: they push and copy, then compute
-  u32 pushes;      ///< 0: the copy engine pushes
+  u32 pushes;      ///< GatherMover
   u32 parts;       ///< flags of each group of rows: one from every block that pushes; one where the copy engine does
   u32 group_rows;  ///< rows of a shard that are flagged together
   u32 join;        ///< position from which those blocks compute too
-  u32 reserved;
+  u32 band;        ///< row tiles whose images are sent together, k-block by k-block
 };
 static_assert(sizeof(LaunchArguments) + sizeof(GatherArguments) <= 32764, "kernel parameter space");
 

@@ -14,6 +14,7 @@ struct GatherPlace {
   u32 last_row;  ///< last row there
   i32 out_row;   ///< first row in its run of the result
   i32 run;
+  u32 row_tile;  ///< among the owner's (kApart) or all
 };
 
 /// Positions: own rows, then those of the ranks after this one, in the order in which they are sent. Blocks that push
@@ -68,7 +69,7 @@ struct GatherSchedule {
   template <class Tile>
   MK_DEVICE GatherPlace at(const GatherArguments& gather, u32 owner, u32 tile_m, u32 tile_n) const {
     GatherPlace place;
-    place.owner = owner;
+    place.owner = owner, place.row_tile = tile_m;
     for (place.weight = 0; place.weight + 1 < gather.weights; ++place.weight) {
       const u32 tiles = (gather.n[place.weight] + Tile::kBlockN - 1) / Tile::kBlockN;
       if (tile_n < tiles) break;

@@ -1,4 +1,4 @@
-"""All-gather + GEMMs: pushed by blocks that then compute, or by the copy engine under our kernel or the library's."""
+"""All-gather + GEMMs: moved by all blocks beside their products, or by the copy engine beside ours or a library's."""
 
 from __future__ import annotations
 
@@ -18,17 +18,14 @@ GATHER_TILES = tuple(
         (128, 256), (128, 224), (128, 192), (128, 160), (128, 128), (64, 256), (64, 128), (64, 64),
     )
 )  # fmt: skip
-# Of equals the first: what more blocks cost was little, and fewer were slower than predicted beside long products.
-PUSH_BLOCKS = (16, 8, 4)
 LIBRARY_CHUNKS = (1,)
 _ACROSS_BLOCKS = 16
-_PUSH_CHUNK_BYTES = 16 << 10
+_PUSH_CHUNK_BYTES = 16 << 10  # an image
 _GROUP_ROWS = 128
 # Smaller chunks cost more than they bring forward. Source: benchmarks/results/2xh200/gather_sweep.jsonl.
 _ENGINE_CHUNK_BYTES, _MOST_CHUNKS = 16 << 20, 8
 # Tiles of 64 rows read operands that tiles of 128 share. Source: the same.
 _HALF_TILE_FACTOR = 1.25
-_COPY_BLOCKS = 4
 # The library's products of a shard, over what is predicted of a whole one. Source: the same.
 _LIBRARY_FACTOR = 0.95
 # Host time of a call by the library, whose products are calls of torch: half of what one process took for two ranks.
@@ -83,38 +80,42 @@ class Gather:
         factor = _HALF_TILE_FACTOR if half else 1.0
         return case.compute().tile_us * factor + case.machine.constants.tile_start_us
 
-    def push(self, tile: Tile, blocks: int) -> Candidate:
-        """Blocks push, and compute as soon as they have."""
-        site, tiles = self.site, self.tiles(tile)
-        case = site.case(site.gemm(), tile, intra=blocks, positions=tiles)
-        constants, machine = case.machine.constants, case.machine
-        one = self.tile_us(case)
+    def push(self, tile: Tile) -> Candidate:
+        """All blocks push beside their products; tiles begin with the first k-blocks that come."""
+        site, constants = self.site, self.site.machine.constants
+        case = site.case(site.gemm(), tile, positions=self.tiles(tile))
         crossing = self.shard_bytes * (site.span.per_node - (0 if self.together else 1))
-        fraction = min(constants.gather_push_fraction, blocks * constants.gather_block_fraction)
-        moving = machine.link_us(crossing, fraction) + constants.flag_us
+        moving = case.machine.link_us(crossing, constants.gather_push_fraction)
         moving *= _RETURNED if site.problem.returns_gathered else 1.0
-        waves = self._waves_with_joining(tiles, blocks, moving / one)
-        arrival = moving + constants.gather_arrival_us + one
-        us = constants.gemm_launch_us + cost.smooth_max(waves * one, arrival, constants)
+        us = self._beside_moving(case, moving, constants.flag_us)
         plan = plan_of(site, case, "push", transport="store", chunk_bytes=_PUSH_CHUNK_BYTES)
         return Candidate(plan=plan, seconds=us * 1e-6)
 
-    def _waves_with_joining(self, tiles: int, blocks: int, moving_waves: float) -> int:
-        """Waves of the compute blocks, until those that push join them."""
-        alone = ceil(moving_waves)
-        joined_at = min(tiles, alone * (self.most_blocks - blocks))
-        if joined_at < tiles:
-            return alone + ceil((tiles - joined_at) / self.most_blocks)
-        return ceil(tiles / (self.most_blocks - blocks))
+    def remote_read(self, tile: Tile) -> Candidate:
+        """Shards are copied to where peers reach them, and read there once for every column of tiles."""
+        site, constants = self.site, self.site.machine.constants
+        case = site.case(site.gemm(), tile, positions=self.tiles(tile))
+        columns = site.problem.num_gemms * ceil(site.problem.n / site.problem.num_gemms / tile.columns)
+        crossing = self.shard_bytes * (site.span.per_node - 1) * columns
+        moving = case.machine.link_us(crossing, constants.remote_read_fraction)
+        us = self._beside_moving(case, moving, 2 * constants.flag_us)
+        plan = plan_of(site, case, "remote_read", transport="load", chunk_bytes=_PUSH_CHUNK_BYTES)
+        return Candidate(plan=plan, seconds=us * 1e-6)
+
+    def _beside_moving(self, case: Case, moving_us: float, flag_us: float) -> float:
+        constants = case.machine.constants
+        busy = ceil(self.tiles(case.tile) / self.most_blocks) * self.tile_us(case)
+        busy += constants.push_interference * min(busy, moving_us)
+        arrival = moving_us + flag_us + constants.gather_arrival_us
+        return constants.gemm_launch_us + cost.smooth_max(busy, arrival, constants)
 
     def engine(self, tile: Tile) -> Candidate:
-        """The copy engine pushes; blocks are only needed where the gathered tensor is a result."""
+        """The copy engine pushes."""
         site, tiles = self.site, self.tiles(tile)
-        blocks = _COPY_BLOCKS if site.problem.returns_gathered else 0
-        case = site.case(site.gemm(), tile, intra=blocks, positions=tiles)
+        case = site.case(site.gemm(), tile, positions=tiles)
         one = self.tile_us(case)
         chunks = max(1, min(_MOST_CHUNKS, self.shard_bytes // _ENGINE_CHUNK_BYTES, self.shard_rows // _GROUP_ROWS))
-        waves = ceil(tiles / (self.most_blocks - blocks))
+        waves = ceil(tiles / self.most_blocks)
         busy = self._beside_engine(waves * one)
         us = case.machine.constants.gemm_launch_us + cost.smooth_max(
             busy, self._engine_us(chunks) + one, case.machine.constants
@@ -157,15 +158,12 @@ def gather_candidates(site: Site) -> Iterator[Candidate]:
         yield from _across(site)
         return
     gather = Gather(site=site)
-    for tile in GATHER_TILES:
-        for blocks in PUSH_BLOCKS:
-            if 2 * blocks <= gather.most_blocks:
-                yield gather.push(tile, blocks)
-        yield gather.engine(tile)
-        case = site.case(site.gemm(), tile)
-        plan = plan_of(site, case, "remote_read", transport="load")
-        yield Candidate(plan=plan, seconds=cost.remote_read_us(case) * 1e-6)
     one = site.problem
+    for tile in GATHER_TILES:
+        yield gather.push(tile)
+        yield gather.engine(tile)
+        if not one.returns_gathered:
+            yield gather.remote_read(tile)
     if not one.returns_gathered and one.dim == "rows" and one.outer == 1:
         for chunks in LIBRARY_CHUNKS:
             yield gather.library(chunks)

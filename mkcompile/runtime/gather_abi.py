@@ -11,6 +11,8 @@ CHUNK_BYTES = 16384
 
 #: How gathered rows lie and come; the number is the device's `GatherOrder`.
 APART, TOGETHER, COLUMNS = range(3)
+#: Who moves them; the number is the device's `GatherMover`.
+ENGINE_COPIES, BLOCKS_PUSH, PEERS_READ = range(3)
 
 
 class GatherArguments(ctypes.Structure):
@@ -19,6 +21,7 @@ class GatherArguments(ctypes.Structure):
     _fields_ = (
         ("arena", ctypes.c_uint64 * 16 * 2),
         ("out", ctypes.c_uint64 * 16 * MAX_WEIGHTS),
+        ("gathered", ctypes.c_uint64 * 16),
         ("shard", ctypes.c_uint64),
         ("landing", ctypes.c_uint64),
         ("result", ctypes.c_uint64),
@@ -31,11 +34,12 @@ class GatherArguments(ctypes.Structure):
         ("parts", ctypes.c_uint32),
         ("group_rows", ctypes.c_uint32),
         ("join", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("band", ctypes.c_uint32),
     )
 
 
 ARENA_OFFSET, OUT_OFFSET = GatherArguments.arena.offset, GatherArguments.out.offset
+GATHERED_OFFSET = GatherArguments.gathered.offset
 
 
 def new_arguments() -> GatherArguments:
@@ -54,7 +58,7 @@ def assertions() -> str:
     size = _padded_size()
     lines = [
         f"static_assert(sizeof(mk::GatherArguments) == {size} && sizeof(mk::TensorMap) == {TENSOR_MAP_BYTES});",
-        f"static_assert(mk::kMaxWeights == {MAX_WEIGHTS} && mk::ChunkWalk::kChunkBytes == {CHUNK_BYTES});",
+        f"static_assert(mk::kMaxWeights == {MAX_WEIGHTS});",
     ]
     for field in GatherArguments._fields_:
         offset = getattr(GatherArguments, field[0]).offset

@@ -12,7 +12,7 @@ from math import ceil
 
 from mkcompile.errors import OperatorInputError, WorkspaceError
 from mkcompile.runtime import abi, driver, gather_abi, tensor_map
-from mkcompile.runtime.gather_abi import APART, COLUMNS, TOGETHER
+from mkcompile.runtime.gather_abi import APART, BLOCKS_PUSH, COLUMNS, ENGINE_COPIES, PEERS_READ, TOGETHER
 from mkcompile.runtime.identity import LaunchIdentity
 from mkcompile.runtime.kernel import LoadedKernel, PeerTable
 from mkcompile.runtime.kernel_config import BLOCK_K, NUM_THREADS, KernelConfig
@@ -67,37 +67,48 @@ class GatherSize:
 class GatherSchedule:
     """What one launch does when.
 
-    Units: `grid` blocks, of which the lowest `blocks` move shards before they compute; they take tiles from position
-    `join` on. `group_rows` rows of a shard that are flagged together. `order`: a `GatherOrder` of the device. Without
-    `pushes` the copy engine writes into the peers' arenas, and the blocks only copy the gathered tensor out.
+    Units: `grid` blocks. `mover` and `order`: a `GatherMover` and a `GatherOrder` of the device. `image_rows` rows of
+    an image, as many as the tile has; images of `band` row tiles are sent together, k-block by k-block. The copy engine
+    moves `group_rows` rows of a shard at once.
     """
 
     grid: int
-    blocks: int
-    group_rows: int
-    join: int
+    mover: int = BLOCKS_PUSH
     order: int = APART
-    pushes: bool = True
+    image_rows: int = 128
+    band: int = 8
+    group_rows: int = 128
     raster_group: int = 8
 
     def __post_init__(self) -> None:
-        if not 0 <= self.blocks < self.grid or min(self.group_rows, self.raster_group) < 1 or self.join < 0:
+        if min(self.grid, self.group_rows, self.raster_group, self.band, self.image_rows) < 1:
             raise ValueError(f"not a schedule: {self}")
-        if self.order not in (APART, TOGETHER, COLUMNS) or (self.pushes and self.blocks < 1):
+        if self.order not in (APART, TOGETHER, COLUMNS) or self.mover not in (ENGINE_COPIES, BLOCKS_PUSH, PEERS_READ):
             raise ValueError(f"not a schedule: {self}")
 
     @property
-    def parts(self) -> int:
-        """Flags of each group of rows."""
-        return self.blocks if self.pushes else 1
+    def by_engine(self) -> bool:
+        """Whether the copy engine moves the rows, into an area of its own."""
+        return self.mover == ENGINE_COPIES
+
+    def images(self, size: GatherSize) -> int:
+        """Images of one rank's shard; where rows lie together, of all of them."""
+        if self.order == APART:
+            row_tiles = ceil(size.segment_rows / self.image_rows) * size.segments
+        else:
+            row_tiles = ceil(size.rows / self.image_rows)
+        return row_tiles * ceil(size.k / BLOCK_K)
 
     def flags(self, size: GatherSize) -> int:
         """Flag words for each source."""
-        return ceil(size.shard_rows / self.group_rows) * self.parts
+        return ceil(size.shard_rows / self.group_rows) if self.by_engine else self.images(size)
 
     def arena_bytes(self, size: GatherSize) -> int:
-        """Bytes of a staging region that hold the gathered rows."""
-        return size.shard_bytes * (size.world if self.order == TOGETHER else size.world - 1)
+        """Bytes that hold what others send, or read, in one rank's memory."""
+        if self.by_engine:
+            return size.shard_bytes * (size.world - 1)
+        copies = 1 if self.order == TOGETHER or self.mover == PEERS_READ else size.world - 1
+        return self.images(size) * copies * self.image_rows * BLOCK_K * ELEMENT_BYTES
 
     def positions(self, config: KernelConfig, size: GatherSize) -> int:
         """Tiles of the launch."""
@@ -111,7 +122,7 @@ class GatherSchedule:
         """Raises: WorkspaceError where the workspace is too small."""
         if self.flags(size) > layout.max_tiles:
             raise WorkspaceError(f"{self.flags(size)} flags a rank; this workspace has {layout.max_tiles}")
-        if self.pushes and self.arena_bytes(size) > layout.region_bytes:
+        if not self.by_engine and self.arena_bytes(size) > layout.region_bytes:
             raise WorkspaceError(
                 f"gathered rows of {self.arena_bytes(size)} bytes do not fit in a region of {layout.region_bytes} "
                 f"bytes; raise MKCOMPILE_ARENA_BYTES"
@@ -155,38 +166,39 @@ def _check(config: KernelConfig, launch: GatherLaunch) -> None:
             raise OperatorInputError(f"weight {weight}, result {out}, n {n}; n must be a multiple of 8")
     if size.columns != (schedule.order == COLUMNS) or (size.segments > 1 and schedule.order != APART):
         raise OperatorInputError(f"order {schedule.order} for {size}")
-    if not schedule.pushes and schedule.order == TOGETHER:
+    if schedule.mover != BLOCKS_PUSH and schedule.order == TOGETHER:
         raise OperatorInputError("rows that lie together are pushed by blocks")
-    if launch.result and schedule.blocks < 1:
-        raise OperatorInputError("a gathered tensor needs blocks that copy it out")
+    if schedule.mover == PEERS_READ and launch.result:
+        raise OperatorInputError("rows that peers read in place are not returned")
+    if schedule.image_rows != config.block_m and not schedule.by_engine:
+        raise OperatorInputError(f"images of {schedule.image_rows} rows for tiles of {config.block_m}")
     if any(launch.biases) and not config.has_bias:
         raise OperatorInputError("the kernel adds no bias")
     if launch.peers.layout.world != size.world:
         raise OperatorInputError(f"{size.world} ranks, a workspace of {launch.peers.layout.world}")
-    if (launch.landing == 0) != schedule.pushes:
+    if (launch.landing != 0) != schedule.by_engine:
         raise OperatorInputError("the copy engine, and only it, needs an area of its own")
     schedule.check(size, launch.peers.layout)
 
 
-def _fill_maps(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, config: KernelConfig,
+def fill_maps(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, config: KernelConfig,
                launch: GatherLaunch) -> None:  # fmt: skip
-    size, schedule, layout = launch.size, launch.schedule, launch.peers.layout
+    """The tensor maps of operands and results."""
+    size, schedule = launch.size, launch.schedule
     box_a = (BLOCK_K, config.block_m)
     shard_map = tensor_map.encode(launch.shard.pointer, config.dtype, (size.k, size.shard_rows), (size.k,), box_a, 128)
     ctypes.memmove(packed.a[0], shard_map, len(shard_map))
-    arena_rows = schedule.arena_bytes(size) // (size.k * ELEMENT_BYTES)
-    region = launch.peers.workspaces[launch.peers.rank] + layout.region_offset
-    for parity in range(2):
-        arena_map = tensor_map.encode(
-            launch.landing or region + parity * layout.region_bytes,
-            config.dtype,
-            (size.k, arena_rows),
-            (size.k,),
-            box_a,
-            128,
-        )
-        ctypes.memmove(gather.arena[parity], arena_map, len(arena_map))
+    if launch.landing:
+        came = (size.k, size.shard_rows * (size.world - 1))
+        landing_map = tensor_map.encode(launch.landing, config.dtype, came, (size.k,), box_a, 128)
+        for parity in range(2):
+            ctypes.memmove(gather.arena[parity], landing_map, len(landing_map))
     run_rows = size.segment_rows if schedule.order == APART else size.rows
+    if launch.result:
+        runs = (size.k, size.rows, size.world) if size.columns else (size.k, run_rows, size.rows // run_rows)
+        strides = (size.k * size.world, size.k) if size.columns else (size.k, size.k * run_rows)
+        gathered_map = tensor_map.encode(launch.result, config.dtype, runs, strides, (*box_a, 1), 128)
+        ctypes.memmove(gather.gathered, gathered_map, len(gathered_map))
     for i, (weight, out) in enumerate(zip(launch.weights, launch.outs, strict=True)):
         sizes, box = ((size.inner, out.columns), (BLOCK_K, config.block_n)) if config.weight_layout == "nk" else (
             (out.columns, size.inner), (config.panel_n, BLOCK_K)
@@ -200,7 +212,8 @@ def _fill_maps(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, 
         ctypes.memmove(gather.out[i], out_map, len(out_map))
 
 
-def _fill_words(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, launch: GatherLaunch) -> None:
+def fill_words(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, launch: GatherLaunch) -> None:
+    """All else that is not an identity."""
     size, schedule, peers = launch.size, launch.schedule, launch.peers
     packed.m, packed.k[0], packed.terms, packed.scale = size.rows, size.k, 1, 1.0
     packed.segments, packed.segment_rows = size.segments, size.segment_rows
@@ -215,8 +228,8 @@ def _fill_words(packed: abi.KernelArguments, gather: gather_abi.GatherArguments,
     gather.weights = len(launch.weights)
     for i, (n, bias) in enumerate(zip(size.n, launch.biases, strict=True)):
         gather.n[i], gather.bias[i] = n, bias
-    gather.order, gather.blocks, gather.pushes = schedule.order, schedule.blocks, int(schedule.pushes)
-    gather.parts, gather.group_rows, gather.join = schedule.parts, schedule.group_rows, schedule.join
+    gather.order, gather.pushes, gather.band = schedule.order, schedule.mover, schedule.band
+    gather.parts, gather.group_rows = 1, schedule.group_rows
 
 
 def argument_words(
@@ -224,12 +237,12 @@ def argument_words(
 ) -> tuple[abi.KernelArguments, gather_abi.GatherArguments, LaunchIdentity]:
     """Argument blocks without tensor maps, and what the launch is: all that its ranks must share, in `kernel` too."""
     packed, gather = abi.new_arguments(), gather_abi.new_arguments()
-    _fill_words(packed, gather, launch)
+    fill_words(packed, gather, launch)
     size, schedule = launch.size, launch.schedule
     identity = LaunchIdentity.of(
         f"all_gather_gemm {size.rows}x{'+'.join(map(str, size.n))}x{size.inner}, {size.segments} segments, "
         f"{'columns' if size.columns else 'rows'} on {size.world} ranks, {kernel}, order {schedule.order}, "
-        f"{schedule.parts} parts of {schedule.group_rows} rows"
+        f"mover {schedule.mover}, {schedule.group_rows} rows"
     )
     packed.identity = identity.number
     return packed, gather, identity
@@ -246,7 +259,7 @@ class PreparedGather:
         _check(kernel.config, launch)
         name = kernel.config.name.removesuffix("_trace").removeprefix("all_gather_gemm_")
         packed, gather, self.identity = argument_words(launch, name)
-        _fill_maps(packed, gather, kernel.config, launch)
+        fill_maps(packed, gather, kernel.config, launch)
         if kernel.config.trace and launch.trace is not None:
             launch.trace.stamp(packed, f"{self.identity.text}, grid {launch.schedule.grid}", launch.peers.group)
         self._kernel, self._attribute = kernel, driver.cooperative_attribute()
@@ -287,6 +300,8 @@ class PreparedGather:
             tensor_map.move(gather + gather_abi.OUT_OFFSET + i * abi.TENSOR_MAP_BYTES, out)
             twin._gather.bias[i] = biases[i]
         twin._gather.shard, twin._gather.result = shard, result
+        if result:
+            tensor_map.move(gather + gather_abi.GATHERED_OFFSET, result)
         return twin
 
     @property

@@ -301,7 +301,7 @@ class GatherOperation:
         if group is None or self.kernel is None:
             return
         max_grid = self.device.num_sms - self.group.reserve.sms_now(self.plan_key, group)
-        grid = max(schedule.blocks + 1, min(schedule.grid, max_grid))
+        grid = min(schedule.grid, max_grid)
         if grid != schedule.grid:
             self.choice = replace(self.choice, schedule=replace(schedule, grid=grid))
             self.workspace = None  # what is prepared holds the old grid
@@ -355,7 +355,7 @@ def _addresses(
 
 def _demand(schedule: GatherSchedule, size: GatherSize) -> Demand:
     """What a launch wants of the workspace."""
-    staged = schedule.arena_bytes(size) if schedule.pushes else 0
+    staged = 0 if schedule.by_engine else schedule.arena_bytes(size)
     return Demand(tiles=schedule.flags(size), region_bytes=staged)
 
 
@@ -363,7 +363,7 @@ def room_missing(schedule: GatherSchedule, size: GatherSize, group: Group) -> st
     """Why the rows that come have no place under the cap, empty if they have: the same on every rank."""
     workspaces, needed_bytes = group.workspace, schedule.arena_bytes(size)
     room_bytes = group.area.cap_bytes
-    if schedule.pushes:
+    if not schedule.by_engine:
         current = workspaces.current.layout if workspaces.current is not None else None
         room_bytes = layout_for(size.world, _demand(schedule, size), workspaces.cap_bytes, current).region_bytes
     if needed_bytes <= room_bytes:

@@ -1,20 +1,22 @@
-"""Defaults for what an all-gather launch may choose: variant, tile, grid, push blocks, chunks. A planner may differ."""
+"""Defaults for what an all-gather launch may choose: variant, tile, grid, chunks. A planner may differ."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
-from mkcompile.runtime.gather_abi import APART, COLUMNS, TOGETHER
+from mkcompile.runtime.gather_abi import APART, COLUMNS, ENGINE_COPIES, PEERS_READ, TOGETHER
 from mkcompile.runtime.gather_launch import GatherSchedule, GatherSize
 from mkcompile.runtime.kernel_config import GATHER_TILES, KernelConfig
 from mkcompile.runtime.tile_schedule import SM_FLOP_PER_US, TILE_START_US, LaunchSize
 
-Variant = Literal["push", "copy_engine", "library"]
-#: What one block moves to a peer, and all of them, bytes a microsecond. Source: docs/decisions/307-all-gather.md.
-PUSH_BLOCK_BYTES_PER_US, PUSH_BYTES_PER_US = 22e3, 263e3
+Variant = Literal["push", "remote_read", "copy_engine", "library"]
+#: What all blocks together move to the peers, and what they read there, bytes a microsecond; and what products lose
+#: meanwhile. Source: docs/decisions/307-all-gather.md.
+_PUSH_BYTES_PER_US, _READ_BYTES_PER_US = 340e3, 326e3
+_BESIDE_MOVING = 0.05
 #: Copy engine: rate, start, and what each chunk and its flag cost.
 _ENGINE_BYTES_PER_US, _ENGINE_START_US, _ENGINE_CHUNK_US = 366e3, 8.0, 6.0
 _ENGINE_CHUNK_BYTES, _MAX_CHUNKS = 16 << 20, 8
@@ -23,18 +25,17 @@ _TILE_FACTORS = {(128, 128): 1.02, (128, 160): 0.94, (128, 192): 0.94, (128, 224
 _HALF_TILE_FACTOR = 1.25
 #: Host time of a call by the library: its products are calls of torch. Inside a CUDA graph there is none.
 _LIBRARY_HOST_US, _PRODUCT_HOST_US = 50.0, 60.0
-#: From the last flag to the first product, and a launch of the gate in front.
-_ARRIVAL_US, _GATE_US = 3.0, 3.0
-PUSH_BLOCKS = (4, 8, 16)
+#: From the last image to the last product, and a launch of the gate in front of the copy engine.
+_ARRIVAL_US, _GATE_US = 8.0, 3.0
 _MEMORY_BYTES_PER_US = 4.3e6
 #: A library's rate over that of our largest tile.
 _LIBRARY_GAIN = 1.035
 # A library takes all SMs, also those that a launch of ours leaves to others; as many as it leaves, at least.
 _LIBRARY_BLOCKS = 128
-_COPY_BLOCKS = 4
-_PUSH_GROUP_ROWS = 128
+_GROUP_ROWS = 128
 #: Up to so many gathered rows the weights are what is read: they must be read once.
 _TOGETHER_ROWS = 512
+_RASTER_GROUP = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,56 +62,71 @@ def _tile_us(config: KernelConfig, size: GatherSize) -> float:
     return one.tile_us(config) * factor + TILE_START_US
 
 
-def push_choice(config: KernelConfig, size: GatherSize, max_grid: int, blocks: int, returned: bool) -> GatherChoice:
-    """Blocks push, and compute as soon as they have."""
+def _band(config: KernelConfig, size: GatherSize, grid: int) -> int:
+    """Row tiles of one wave of tiles: their images are sent together."""
+    rows = ceil(grid / size.tiles_n(config))
+    return ceil(rows / _RASTER_GROUP) * _RASTER_GROUP
+
+
+def _moved_choice(
+    config: KernelConfig, size: GatherSize, max_grid: int, schedule: GatherSchedule, moving_us: float
+) -> tuple[GatherSchedule, float]:
+    """The smallest grid of as many waves, and the time of products beside blocks that move rows."""
+    positions = schedule.positions(config, size)
+    waves = ceil(positions / max_grid)
+    busy_us = waves * _tile_us(config, size)
+    busy_us += _BESIDE_MOVING * min(busy_us, moving_us)
+    grid = ceil(positions / waves)
+    return replace(schedule, grid=grid, band=_band(config, size, grid)), max(busy_us, moving_us + _ARRIVAL_US)
+
+
+def push_choice(config: KernelConfig, size: GatherSize, max_grid: int, returned: bool) -> GatherChoice:
+    """All blocks push beside their products."""
     order = gather_order(size)
-    tile_us = _tile_us(config, size)
     destinations = size.world if order == TOGETHER else size.world - 1
-    rate = min(blocks * PUSH_BLOCK_BYTES_PER_US, PUSH_BYTES_PER_US)
-    moving_us = _ARRIVAL_US + size.shard_bytes * destinations / rate * (1.2 if returned else 1.0)
-    schedule = GatherSchedule(grid=max_grid, blocks=blocks, group_rows=_PUSH_GROUP_ROWS, join=0, order=order)
-    positions, computing = schedule.positions(config, size), max_grid - blocks
-    waves = ceil(moving_us / tile_us)
-    join = min(positions, waves * computing)
-    if join < positions:
-        waves += ceil((positions - join) / max_grid)
-    else:
-        waves = ceil(positions / computing)
-        computing = ceil(positions / waves)
-    us = max(waves * tile_us, moving_us + _ARRIVAL_US + tile_us)
-    schedule = GatherSchedule(
-        grid=computing + blocks, blocks=blocks, group_rows=_PUSH_GROUP_ROWS, join=join, order=order
-    )
+    moving_us = size.shard_bytes * destinations / _PUSH_BYTES_PER_US * (1.2 if returned else 1.0)
+    schedule = GatherSchedule(grid=max_grid, order=order, image_rows=config.block_m)
+    schedule, us = _moved_choice(config, size, max_grid, schedule, moving_us)
+    if order == TOGETHER or moving_us > us / 2:  # more blocks move more
+        schedule = replace(schedule, grid=max_grid)
     return GatherChoice(variant="push", config=config, schedule=schedule, us=us)
 
 
-def engine_choice(config: KernelConfig, size: GatherSize, max_grid: int, returned: bool) -> GatherChoice:
-    """The copy engine pushes; blocks are only needed to copy the gathered tensor out."""
-    chunks = max(1, min(_MAX_CHUNKS, size.shard_bytes // _ENGINE_CHUNK_BYTES, size.shard_rows // _PUSH_GROUP_ROWS))
-    group_rows = ceil(ceil(size.shard_rows / chunks) / _PUSH_GROUP_ROWS) * _PUSH_GROUP_ROWS
-    blocks = _COPY_BLOCKS if returned else 0
+def read_choice(config: KernelConfig, size: GatherSize, max_grid: int) -> GatherChoice:
+    """Blocks copy the shard to where peers reach it, and load the peers' rows there: once for every column tile."""
     order = COLUMNS if size.columns else APART
-    whole = GatherSchedule(grid=max_grid, blocks=blocks, group_rows=group_rows, join=0, order=order, pushes=False)
-    positions = whole.positions(config, size)
-    waves = ceil(positions / (max_grid - blocks))
-    computing = ceil(positions / waves)
+    loaded = size.shard_bytes * (size.world - 1) * size.tiles_n(config)
+    schedule = GatherSchedule(grid=max_grid, mover=PEERS_READ, order=order, image_rows=config.block_m)
+    schedule, us = _moved_choice(config, size, max_grid, schedule, loaded / _READ_BYTES_PER_US)
+    return GatherChoice(variant="remote_read", config=config, schedule=replace(schedule, grid=max_grid), us=us)
+
+
+def engine_choice(config: KernelConfig, size: GatherSize, max_grid: int, returned: bool) -> GatherChoice:
+    """The copy engine pushes; where the gathered tensor is returned, blocks copy it out."""
+    chunks = max(1, min(_MAX_CHUNKS, size.shard_bytes // _ENGINE_CHUNK_BYTES, size.shard_rows // _GROUP_ROWS))
+    group_rows = ceil(ceil(size.shard_rows / chunks) / _GROUP_ROWS) * _GROUP_ROWS
+    schedule = GatherSchedule(
+        grid=max_grid, mover=ENGINE_COPIES, order=COLUMNS if size.columns else APART, image_rows=config.block_m,
+        group_rows=group_rows,
+    )  # fmt: skip
+    positions = schedule.positions(config, size)
+    waves = ceil(positions / max_grid)
     sent = size.shard_bytes * (size.world - 1)
     engine_us = _ENGINE_START_US + chunks * _ENGINE_CHUNK_US * (size.world - 1) + sent / _ENGINE_BYTES_PER_US
     tile_us = _tile_us(config, size)
     us = _GATE_US + max(waves * tile_us, engine_us + tile_us)
-    schedule = GatherSchedule(
-        grid=computing + blocks, blocks=blocks, group_rows=group_rows, join=positions, order=order, pushes=False
+    return GatherChoice(
+        variant="copy_engine", config=config, schedule=replace(schedule, grid=ceil(positions / waves)), us=us
     )
-    return GatherChoice(variant="copy_engine", config=config, schedule=schedule, us=us)
 
 
 def library_choice(
     config: KernelConfig, size: GatherSize, chunks: int = 1, max_grid: int = _LIBRARY_BLOCKS
 ) -> GatherChoice:
     """The copy engine pushes, and the library multiplies: own rows, then each chunk that has come. Rows only."""
-    group_rows = ceil(ceil(size.shard_rows / chunks) / _PUSH_GROUP_ROWS) * _PUSH_GROUP_ROWS
+    group_rows = ceil(ceil(size.shard_rows / chunks) / _GROUP_ROWS) * _GROUP_ROWS
     chunks = ceil(size.shard_rows / group_rows)
-    schedule = GatherSchedule(grid=1, blocks=0, group_rows=group_rows, join=0, pushes=False)
+    schedule = GatherSchedule(grid=1, mover=ENGINE_COPIES, group_rows=group_rows)
     sent_us = size.shard_bytes * (size.world - 1) / _ENGINE_BYTES_PER_US
     engine_us = _ENGINE_START_US + chunks * _ENGINE_CHUNK_US * (size.world - 1) + sent_us
     pieces = [size.shard_rows] + [group_rows] * chunks * (size.world - 1)
@@ -132,11 +148,10 @@ def choices(base: KernelConfig, size: GatherSize, max_grid: int, returned: bool)
     """Every tile and every way, larger tiles first."""
     for tile in reversed(GATHER_TILES):
         config = base.with_tile(*tile)
-        for blocks in PUSH_BLOCKS:
-            if 2 * blocks <= max_grid:
-                yield push_choice(config, size, max_grid, blocks, returned)
-        if max_grid > _COPY_BLOCKS:
-            yield engine_choice(config, size, max_grid, returned)
+        yield push_choice(config, size, max_grid, returned)
+        yield engine_choice(config, size, max_grid, returned)
+        if not returned and size.tiles_n(config) == len(size.n):
+            yield read_choice(config, size, max_grid)
     if not returned and not size.columns and size.segments == 1:
         yield library_choice(base, size, max_grid=max_grid)
 

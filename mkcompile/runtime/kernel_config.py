@@ -24,13 +24,13 @@ _SHARED_LIMIT_BYTES = 232448
 _FLAGS = {True: "true", False: "false"}
 _ELEMENTS = {"bfloat16": "Bf16", "float16": "Fp16"}
 _ACTIVATIONS = {"none": "kNone", "relu": "kRelu", "gelu_tanh": "kGeluTanh", "gelu_erf": "kGeluErf", "silu": "kSilu"}
-#: Barriers of the rings through which blocks move shards. Source: GatherTile in csrc/device/gather.cuh.
-_GATHER_SHARED_BYTES = 112
+#: Besides the image that a block moves. Source: ImageTile in csrc/device/gather_image.cuh.
+_GATHER_SHARED_BYTES = 1040
 _OPERATORS = {
     "gemm": "Gemm", "gemm_reduce_scatter": "GemmReduceScatter", "gemm_all_reduce": "GemmAllReduce",
     "all_gather_gemm": "AllGatherGemm",
 }  # fmt: skip
-_ACROSS_NODES = ("gemm_reduce_scatter", "gemm_all_reduce")
+_ACROSS_NODES = ("gemm_reduce_scatter", "gemm_all_reduce", "all_gather_gemm")
 _BROADCASTS = {"none": "kNone", "direct": "kDirect", "staged": "kStaged", "multicast": "kMulticast"}
 
 #: Tiles (rows, columns) from the smallest to the largest.
@@ -44,7 +44,7 @@ GATHER_TILES = tuple(tile for tile in TILES if tile not in ((64, 32), (128, 64))
 STREAM_TILES = ((64, 32), (64, 64), (64, 128), (128, 32), (128, 64), (128, 128))
 SPLITS = (1, 2, 4)
 #: Those whose math groups may take turns: tiles that are long enough for it, and not shared (decision 306).
-PING_PONG = (((128, 128), 1),)
+PING_PONG = (((128, 128), 1), ((128, 64), 1))
 #: Tiles and splits that are compiled ahead: those that were fastest somewhere.
 STREAM_FORMS = tuple(product(((64, 64), (64, 128), (128, 64), (128, 128)), (1, 2)))
 
@@ -128,6 +128,10 @@ class KernelConfig:
         """Bytes of one staged tile."""
         return self.block_m * self.block_n * 2
 
+    @property
+    def _moves_images(self) -> bool:
+        return self.operator == "all_gather_gemm" and self.network == "none"
+
     def _fixed_shared_bytes(self) -> int:
         if self.streams:
             slice_bytes = self.block_m * self.block_n * 4 // self.split
@@ -135,7 +139,8 @@ class KernelConfig:
         spare_bytes = 2 * 64 * self.panel_n * 2 if self.broadcast == "staged" else 0
         copy_barriers = 2 + 2 * self.num_panels if self.broadcast == "staged" else 0
         barriers = 3 * 2 * self.num_panels + copy_barriers + 1
-        gather_bytes = _GATHER_SHARED_BYTES if self.operator == "all_gather_gemm" else 0
+        image_bytes = self.block_m * BLOCK_K * 2
+        gather_bytes = _GATHER_SHARED_BYTES + image_bytes if self._moves_images else 0
         return 1024 + self.tile_bytes + spare_bytes + barriers * 8 + 16 + gather_bytes
 
     def _stage_bytes(self) -> int:
@@ -170,7 +175,9 @@ class KernelConfig:
         """The C++ type that the kernel runs."""
         arguments = f"Tile, mk::{_ELEMENTS[self.dtype]}, {_FLAGS[self.has_bias]}"
         if self.network != "none":
-            return f"mk::Network{_OPERATORS[self.operator]}<{arguments}, {_FLAGS[self.network == 'hierarchical']}>"
+            if self.operator != "all_gather_gemm":
+                arguments += f", {_FLAGS[self.network == 'hierarchical']}"
+            return f"mk::Network{_OPERATORS[self.operator]}<{arguments}>"
         if self.operator == "gemm":
             arguments += f", mk::Activation::{_ACTIVATIONS[self.activation]}"
         if self.operator == "gemm_all_reduce" and not self.streams:
@@ -183,7 +190,7 @@ class KernelConfig:
         if self.streams:
             return f"mk::StreamShape<{shape}, {self.split}, {_FLAGS[self.ping_pong]}>"
         tile = f"mk::TileShape<{shape}, {_FLAGS[self.broadcast == 'staged']}>"
-        return f"mk::GatherTile<{tile}>" if self.operator == "all_gather_gemm" else tile
+        return f"mk::ImageTile<{tile}>" if self._moves_images else tile
 
     def source(self) -> str:
         """The translation unit: one kernel, `mk_kernel`."""
@@ -196,12 +203,15 @@ class KernelConfig:
         if self.streams:
             call = "run_stream_block"
         if self.operator == "all_gather_gemm":
-            call, given, assertions = "run_gather_block", "args, gather", gather_abi.assertions()
+            call, given, assertions = "run_image_block", "args, gather", gather_abi.assertions()
             parameters += ", const __grid_constant__ mk::GatherArguments gather"
         header = f"operators/{self.operator}"
         if self.network != "none":
-            call, header, assertions = "run_network_block", "network/operators", network_abi.assertions()
-            parameters = "const __grid_constant__ mk::NetworkLaunchArguments args"
+            parameters = parameters.replace("mk::LaunchArguments", "mk::NetworkLaunchArguments")
+            assertions += network_abi.assertions()
+            gathers = self.operator == "all_gather_gemm"
+            call = "run_network_gather_block" if gathers else "run_network_block"
+            header = "network/gather" if gathers else "network/operators"
         return (
             f"namespace mk {{ inline constexpr bool kTrace = {_FLAGS[self.trace]}; }}\n"
             f'#include "device/{header}.cuh"\n'

@@ -233,7 +233,7 @@ class Launcher(ShortcutLauncher):
             form=form,
             choice=choice,
             kernel=None if choice.variant == "library" else self._kernel(config, device),
-            engine=None if choice.variant == "push" else self._engine(device),
+            engine=self._engine(device) if choice.schedule.by_engine else None,
             device=device,
             group=group,
             process_group=group.workspace.exchange.group,

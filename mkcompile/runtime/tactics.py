@@ -13,7 +13,7 @@ from mkcompile.plan.plan import Plan
 from mkcompile.runtime.agree import Agreement
 from mkcompile.runtime.form import Form
 from mkcompile.runtime.gather_form import GatherForm
-from mkcompile.runtime.gather_schedule import GatherChoice, engine_choice, library_choice, push_choice
+from mkcompile.runtime.gather_schedule import GatherChoice, engine_choice, library_choice, push_choice, read_choice
 from mkcompile.runtime.kernel_config import GATHER_TILES, TILES, KernelConfig
 from mkcompile.runtime.published import Basis, Published
 from mkcompile.runtime.stream_schedule import StreamForm, stream_tactic
@@ -24,6 +24,7 @@ AVAILABLE = frozenset(
     {
         "gemm_reduce_scatter/push", "gemm_reduce_scatter/stream", "gemm_all_reduce/staged", "gemm_all_reduce/stream",
         "all_gather_gemm/push", "all_gather_gemm/copy_engine", "all_gather_gemm/library",
+        "all_gather_gemm/remote_read",
     }
 )  # fmt: skip
 _STAGED, _DIRECT = "gemm_all_reduce/staged", "gemm_all_reduce/direct"
@@ -109,14 +110,16 @@ def from_plan(form: Form, plan: Plan, max_grid: int) -> Tactic | None:
 
 
 def gather_from_plan(form: GatherForm, plan: Plan, max_grid: int) -> GatherChoice | None:
-    """The same for an all-gather; its order and the place where pushing blocks join follow the size."""
+    """The same for an all-gather; its order and what is sent together follow the size."""
     tile = (plan.tile.rows, plan.tile.columns)
     if plan.variant == "library":
         chunks = max(1, round(form.size.shard_bytes / plan.chunk_bytes)) if plan.chunk_bytes else 1
         return library_choice(form.config, form.size, chunks)
-    if plan.variant not in ("push", "copy_engine") or tile not in GATHER_TILES:
+    if plan.variant not in ("push", "remote_read", "copy_engine") or tile not in GATHER_TILES:
         return None
     config = form.config.with_tile(*tile)
     if plan.variant == "push":
-        return push_choice(config, form.size, max_grid, plan.roles.intra, form.returned)
+        return push_choice(config, form.size, max_grid, form.returned)
+    if plan.variant == "remote_read":
+        return None if form.returned else read_choice(config, form.size, max_grid)
     return engine_choice(config, form.size, max_grid, form.returned)

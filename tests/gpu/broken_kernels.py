@@ -23,9 +23,9 @@ NO_EXCHANGE = ("device/stream_epilogue.cuh", "      exchange.await_partials();\n
 
 #: Rows of an all-gather are read as they are.
 NO_ARRIVALS = (
-    "device/gather_arrivals.cuh",
-    "    if (given_up || (source == known && group < ready)) return;\n",
-    "    return;\n",
+    "device/gather_image.cuh",
+    "    meet(source, row_tile);\n",
+    "    return count;\n",
 )
 
 #: Chunks that come over the network are read as they are.
@@ -33,6 +33,13 @@ NO_NETWORK_WAIT = (
     "device/network/send.cuh",
     "    if (given_up) return;\n    const NetworkFlags flags{args, staging.epoch};\n",
     "    return;\n    const NetworkFlags flags{args, staging.epoch};\n",
+)
+
+#: Rows of a gather over several nodes are read as they are.
+NO_CHUNK_WAIT = (
+    "device/network/gather.cuh",
+    "    if (given_up || (source == place.owner",
+    "    if (true || (source == place.owner",
 )
 
 

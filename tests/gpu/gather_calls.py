@@ -63,9 +63,7 @@ class Call:
         returned: bool = False, engines: Engines | None = None, kernels: Sequence[LoadedKernel] | None = None,
     ) -> Call:  # fmt: skip
         """Different numbers on every rank and for every seed."""
-        tensors = [
-            _draw(group, rank, choice.config, size, 10 * seed, integers, returned) for rank in range(group.world)
-        ]
+        tensors = [draw(group, rank, choice.config, size, 10 * seed, integers, returned) for rank in range(group.world)]
         prepared = [
             prepare_rank(group, rank, choice, size, one, engines, kernels[rank] if kernels else None)
             for rank, one in enumerate(tensors)
@@ -105,9 +103,10 @@ class Call:
                 assert torch.equal(got.view(torch.int16), whole.view(torch.int16)), f"{what}: gathered of rank {rank}"
 
 
-def _draw(
+def draw(
     group: RankGroup, rank: int, config: KernelConfig, size: GatherSize, seed: int, integers: bool, returned: bool
 ) -> GatherTensors:
+    """One rank's operands, and NaN where results will be."""
     device = group.devices[rank]
     inputs = [random_input(rank, device, 1, n, size.inner, config, seed + i, integers) for i, n in enumerate(size.n)]
     shard = random_input(rank, device, size.shard_rows, 8, size.k, config, seed + 9, integers).x

@@ -27,7 +27,7 @@ def main() -> None:
     for rows, n, k in SIZES:
         size = GatherSize(segment_rows=rows, k=k, n=(n, 2 * n), world=2)
         config = KernelConfig(operator="all_gather_gemm", block_m=64, block_n=64, has_bias=True)
-        call = Call.make(group, push_choice(config, size, group.max_grid(), 4, returned=True), size, returned=True)
+        call = Call.make(group, push_choice(config, size, group.max_grid(), returned=True), size, returned=True)
         group.synchronize()
         call.run(group)
         group.synchronize()

@@ -12,7 +12,14 @@ import torch
 
 from mkcompile.runtime.gather_abi import APART, TOGETHER
 from mkcompile.runtime.gather_launch import GatherSchedule, GatherSize
-from mkcompile.runtime.gather_schedule import GatherChoice, engine_choice, gather_order, library_choice, push_choice
+from mkcompile.runtime.gather_schedule import (
+    GatherChoice,
+    engine_choice,
+    gather_order,
+    library_choice,
+    push_choice,
+    read_choice,
+)
 from mkcompile.runtime.kernel_config import KernelConfig
 
 from .gather_calls import Call, Engines
@@ -49,7 +56,9 @@ def rows_of(rows: int, world: int, n: tuple[int, ...] = (1032,), k: int = 520, *
 def choice_of(group: RankGroup, config: KernelConfig, size: GatherSize, variant: str, returned: bool) -> GatherChoice:
     """The runtime's own, on a grid that leaves room for the other ranks of the GPU."""
     if variant == "push":
-        return push_choice(config, size, group.max_grid(), 4, returned)
+        return push_choice(config, size, group.max_grid(), returned)
+    if variant == "remote_read":
+        return read_choice(config, size, group.max_grid())
     if variant == "library":
         return library_choice(config, size)
     return engine_choice(config, size, group.max_grid(), returned)
@@ -64,7 +73,7 @@ def run(
     choice = choice_of(group, config, size, variant, returned)
     if schedule is not None:
         choice = replace(choice, schedule=schedule)
-    engines = None if variant == "push" else engines_of(devices)
+    engines = engines_of(devices) if choice.schedule.by_engine else None
     calls = [
         Call.make(group, choice, size, seed=epoch, integers=epoch % 2 == 1, returned=returned, engines=engines)
         for epoch in range(epochs)
@@ -97,9 +106,8 @@ def test_any_number_of_rows(rows: int) -> None:
 def test_few_rows_in_either_order(rows: int, world: int) -> None:
     devices, config, size = (0,) * world, config_of((64, 64)), rows_of(rows, world, (520,), 264)
     for order in (APART, TOGETHER):
-        plan = push_choice(config, size, group_of(devices).max_grid(), 4, True).schedule
-        never = replace(plan, order=order, join=1 << 20)
-        run(devices, config, size, returned=True, schedule=never)
+        plan = push_choice(config, size, group_of(devices).max_grid(), True).schedule
+        run(devices, config, size, returned=True, schedule=replace(plan, order=order))
 
 
 @pytest.mark.parametrize("tile", [(64, 128), (64, 256), (128, 128), (128, 160), (128, 192), (128, 224)], ids=str)
@@ -132,18 +140,30 @@ def test_columns(world: int, rows: int) -> None:
 
 
 @pytest.mark.parametrize("late", [0, 1])
-@pytest.mark.parametrize("variant", ["push", "copy_engine", "library"])
+@pytest.mark.parametrize("variant", ["push", "remote_read", "copy_engine", "library"])
 def test_load_waits_when_a_peer_is_late(late: int, variant: str) -> None:
-    returned = variant != "library"
+    returned = variant in ("push", "copy_engine")
     run((0, 0), config_of(), rows_of(1536, 2), variant=variant, epochs=5, late=[late], returned=returned)
 
 
-def test_blocks_that_pushed_compute_too() -> None:
-    config, size = config_of((64, 64)), rows_of(512, 2)
+@pytest.mark.parametrize("grid", [1, 3, 40])
+@pytest.mark.parametrize("band", [1, 5])
+def test_images_of_any_band_on_any_grid(grid: int, band: int) -> None:
+    config, size = config_of((64, 64)), rows_of(520, 2, k=200)
     assert gather_order(size) == APART
-    for join in (0, 7, 100):
-        plan = GatherSchedule(grid=24, blocks=8, group_rows=128, join=join)
-        run((0, 0), config, size, returned=True, schedule=plan)
+    run((0, 0), config, size, returned=True, schedule=GatherSchedule(grid=grid, image_rows=64, band=band))
+
+
+@WORLDS
+@pytest.mark.parametrize("rows", [1, 130, 700])
+def test_peers_read_rows_in_place(world: int, rows: int) -> None:
+    run((0,) * world, config_of(), rows_of(rows, world, (264,)), variant="remote_read", epochs=4)
+
+
+def test_peers_read_segments_and_columns_in_place() -> None:
+    run((0, 0), config_of((128, 128)), rows_of(200, 2, segments=3), variant="remote_read")
+    size = GatherSize(segment_rows=300, k=192, n=(264, 520), world=2, columns=True)
+    run((0, 0), config_of((64, 128)), size, variant="remote_read")
 
 
 @ENGINE
@@ -179,10 +199,16 @@ def test_variants_and_reductions_alternate_on_one_workspace() -> None:
     ]
     runs: list[Any] = []
     for round_idx in range(5):
-        for variant, rows in (("push", 512), ("copy_engine", 700), ("push", 33), ("library", 256)):
+        for variant, rows in (
+            ("push", 512),
+            ("copy_engine", 700),
+            ("remote_read", 140),
+            ("push", 33),
+            ("library", 256),
+        ):
             config, size = config_of((128, 128)), rows_of(rows, 2, (520,), 264)
             choice = choice_of(group, config, size, variant, False)
-            beside = None if variant == "push" else engines
+            beside = engines if choice.schedule.by_engine else None
             runs.append(Call.make(group, choice, size, seed=round_idx, integers=True, engines=beside))
             config = reducing[len(runs) % 2]
             inputs = [random_input(rank, 0, 512, 264, 136, config, round_idx, True) for rank in range(2)]
@@ -209,12 +235,12 @@ def test_variants_and_reductions_alternate_on_one_workspace() -> None:
             assert_bitwise(out, wanted, f"run {i} {config.name} rank {rank}")
 
 
-@pytest.mark.parametrize("variant", ["push", "copy_engine", "library"])
+@pytest.mark.parametrize("variant", ["push", "remote_read", "copy_engine", "library"])
 def test_graph_replays_with_changed_inputs(variant: str) -> None:
     devices, config, size = (0, 0), config_of((128, 128)), rows_of(300, 2)
     group = group_of(devices)
     choice = choice_of(group, config, size, variant, False)
-    engines = None if variant == "push" else engines_of(devices)
+    engines = engines_of(devices) if choice.schedule.by_engine else None
     call = Call.make(group, choice, size, engines=engines)
     call.run(group)  # libraries allocate what they need
     group.synchronize()
@@ -240,10 +266,10 @@ def test_graph_replays_with_changed_inputs(variant: str) -> None:
 
 
 @pytest.mark.gpu2
-@pytest.mark.parametrize("variant", ["push", "copy_engine", "library"])
+@pytest.mark.parametrize("variant", ["push", "remote_read", "copy_engine", "library"])
 @pytest.mark.parametrize("late", [[], [0], [1]], ids=str)
 def test_two_gpus(late: list[int], variant: str) -> None:
-    returned = variant != "library"
+    returned = variant in ("push", "copy_engine")
     size = rows_of(2048, 2, (2048,), 1024)
     run((0, 1), config_of(), size, variant=variant, epochs=5, late=late, returned=returned)
     run((0, 1), config_of((128, 128)), rows_of(999, 2, (1032,), 328), variant=variant, epochs=5, late=late)

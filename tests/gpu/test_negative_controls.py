@@ -46,7 +46,7 @@ def test_rows_that_are_not_waited_for_are_noticed() -> None:
     group, config = RankGroup((0, 0)), KernelConfig(operator="all_gather_gemm", block_m=128, block_n=128)
     size = GatherSize(segment_rows=1024, k=264, n=(1024,), world=2)
     broken = [load_broken(config, 0, NO_ARRIVALS)] * 2
-    call = Call.make(group, push_choice(config, size, group.max_grid(), 4, False), size, kernels=broken)
+    call = Call.make(group, push_choice(config, size, group.max_grid(), False), size, kernels=broken)
     group.synchronize()
     group.delay(1, 20_000_000)
     call.run(group)

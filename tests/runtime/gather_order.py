@@ -1,4 +1,4 @@
-"""`csrc/device/gather_schedule.cuh` built for the CPU: tiles and chunks in the order that the kernels use."""
+"""`gather_schedule.cuh` and `gather_walk.cuh` built for the CPU: tiles and images in the kernels' order."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _SOURCE = """
 #define __device__
 #define __forceinline__ inline
 #include "device/gather_schedule.cuh"
+#include "device/gather_walk.cuh"
 struct Tile { static constexpr int kBlockM = 128, kBlockN = 128; };
 static mk::LaunchArguments args;
 static mk::GatherArguments gather;
@@ -23,35 +24,29 @@ extern "C" void set(const unsigned* w) {
   args = {}, gather = {};
   args.m = w[0], args.k[0] = w[1], args.segments = w[2], args.segment_rows = w[3], args.rank = w[4], args.world = w[5];
   args.raster_group = w[6];
-  gather.weights = w[7], gather.order = w[8], gather.blocks = w[9], gather.group_rows = w[10], gather.join = w[11];
-  for (unsigned i = 0; i < gather.weights; ++i) gather.n[i] = w[12 + i];
+  gather.weights = w[7], gather.order = w[8], gather.band = w[9];
+  for (unsigned i = 0; i < gather.weights; ++i) gather.n[i] = w[10 + i];
 }
 extern "C" unsigned tiles(unsigned grid, unsigned block, unsigned* out) {
   const auto s = mk::GatherSchedule::make<Tile>(args, gather, grid, block);
   unsigned count = 0;
   for (unsigned at = s.first(); at < s.positions(); at = s.next(at), ++count) {
     const mk::GatherPlace p = s.place<Tile>(gather, at);
-    unsigned* row = out + count * 8;
+    unsigned* row = out + count * 9;
     row[0] = at, row[1] = p.owner, row[2] = p.weight, row[3] = p.column, row[4] = p.row, row[5] = p.last_row;
-    row[6] = p.out_row, row[7] = p.run;
+    row[6] = p.out_row, row[7] = p.run, row[8] = p.row_tile;
   }
   return count;
 }
-extern "C" unsigned chunks(unsigned first_step, unsigned block, unsigned long long* out) {
-  unsigned count = 0;
-  for (auto w = mk::ChunkWalk::make(args, gather, first_step, block); !w.finished(); w.advance(), ++count) {
-    unsigned long long* row = out + count * 4;
-    row[0] = w.step(), row[1] = w.group, row[2] = w.offset, row[3] = w.bytes();
+extern "C" unsigned images(unsigned source, unsigned whole, unsigned first_step, unsigned steps, int* out) {
+  const auto walk = mk::ImageWalk::make<Tile>(args, gather, source, whole);
+  for (unsigned at = 0; at < walk.images * steps; ++at) {
+    const mk::Image i = walk.image(at, first_step, source);
+    int* row = out + at * 8;
+    row[0] = i.step, row[1] = i.row_tile, row[2] = i.k_block, row[3] = i.row, row[4] = i.first, row[5] = i.rows;
+    row[6] = i.run, row[7] = i.run_row;
   }
-  return count;
-}
-extern "C" unsigned turns(unsigned first_step, unsigned block, unsigned* out) {
-  auto w = mk::ChunkWalk::make(args, gather, first_step, block);
-  for (w.turn = 0; !w.finished(); ++w.turn) {
-    w.locate();
-    out[w.turn * 3] = w.step(), out[w.turn * 3 + 1] = w.group, out[w.turn * 3 + 2] = w.count();
-  }
-  return w.turns;
+  return walk.images * steps;
 }
 """
 
@@ -68,16 +63,21 @@ class Place:
     last_row: int
     out_row: int
     run: int
+    row_tile: int
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """One transfer. Units: bytes of the shard."""
+class Image:
+    """One image; see `mk::Image`."""
 
     step: int
-    group: int
-    offset: int
-    num_bytes: int
+    row_tile: int
+    k_block: int
+    row: int
+    first: int
+    rows: int
+    run: int
+    run_row: int
 
 
 @cache
@@ -92,7 +92,7 @@ def _library() -> ctypes.CDLL:
 def _set(size: GatherSize, schedule: GatherSchedule, rank: int) -> None:
     words = [
         size.rows, size.k, size.segments, size.segment_rows, rank, size.world, schedule.raster_group, len(size.n),
-        schedule.order, schedule.blocks, schedule.group_rows, schedule.join, *size.n,
+        schedule.order, schedule.band, *size.n,
     ]  # fmt: skip
     _library().set((ctypes.c_uint32 * len(words))(*words))
 
@@ -100,22 +100,16 @@ def _set(size: GatherSize, schedule: GatherSchedule, rank: int) -> None:
 def tiles_of(size: GatherSize, schedule: GatherSchedule, rank: int, block: int) -> list[Place]:
     """The tiles of one block, in order."""
     _set(size, schedule, rank)
-    words = (ctypes.c_uint32 * (8 * 100_000))()
+    words = (ctypes.c_uint32 * (9 * 100_000))()
     count = _library().tiles(schedule.grid, block, words)
-    return [Place(*words[8 * i : 8 * i + 8]) for i in range(count)]
+    return [Place(*words[9 * i : 9 * i + 9]) for i in range(count)]
 
 
-def chunks_of(size: GatherSize, schedule: GatherSchedule, first_step: int, block: int) -> list[Chunk]:
-    """The chunks that one thread of a block moves, in order."""
-    _set(size, schedule, 0)
-    words = (ctypes.c_uint64 * (4 * 100_000))()
-    count = _library().chunks(first_step, block, words)
-    return [Chunk(*words[4 * i : 4 * i + 4]) for i in range(count)]
-
-
-def turns_of(size: GatherSize, schedule: GatherSchedule, first_step: int, block: int) -> list[tuple[int, int, int]]:
-    """Step, group and number of chunks of each turn."""
-    _set(size, schedule, 0)
-    words = (ctypes.c_uint32 * (3 * 100_000))()
-    count = _library().turns(first_step, block, words)
-    return [(words[3 * i], words[3 * i + 1], words[3 * i + 2]) for i in range(count)]
+def images_of(
+    size: GatherSize, schedule: GatherSchedule, source: int, *, first_step: int = 0, steps: int = 1, whole: bool = False
+) -> list[Image]:
+    """Images of a rank's shard, or of all rows, in order: block b of a grid moves every grid-th from number b on."""
+    _set(size, schedule, source)
+    words = (ctypes.c_int32 * (8 * 100_000))()
+    count = _library().images(source, whole, first_step, steps, words)
+    return [Image(*words[8 * i : 8 * i + 8]) for i in range(count)]

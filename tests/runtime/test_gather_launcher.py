@@ -14,7 +14,7 @@ from mkcompile.errors import OperatorInputError, WorkspaceError
 from mkcompile.ops.all_gather_gemm import AllGatherGemm
 from mkcompile.ops.registry import arguments
 from mkcompile.runtime import gather_schedule
-from mkcompile.runtime.gather_abi import APART, COLUMNS, TOGETHER
+from mkcompile.runtime.gather_abi import APART, COLUMNS, ENGINE_COPIES, PEERS_READ, TOGETHER
 from mkcompile.runtime.gather_engine import EnginePlaces, transfers
 from mkcompile.runtime.gather_form import GatherForm, gather_form_of
 from mkcompile.runtime.gather_launch import GatherLaunch, GatherSchedule, GatherSize, PreparedGather
@@ -129,7 +129,7 @@ def test_copy_engine_is_not_set_up_inside_a_capture(
 @pytest.mark.parametrize("columns", [False, True])
 def test_transfers_cover_every_shard_once_and_in_order(columns: bool) -> None:
     size = GatherSize(segment_rows=1000, k=64, n=(8,), world=4, columns=columns)
-    choice = GatherSchedule(grid=8, blocks=0, group_rows=256, join=0, order=COLUMNS if columns else APART, pushes=False)
+    choice = GatherSchedule(grid=8, group_rows=256, order=COLUMNS if columns else APART, mover=ENGINE_COPIES)
     layout = WorkspaceLayout(world=4, total_bytes=64 << 20, max_tiles=64)
     places = EnginePlaces(
         rank=1, layout=layout, workspaces=(1 << 40, 2 << 40, 3 << 40, 4 << 40),
@@ -150,7 +150,7 @@ LAYOUT = WorkspaceLayout(world=2, total_bytes=64 << 20, max_tiles=1024)
 GOOD = GatherLaunch(
     shard=Matrix(4096, 128, 64, 64), weights=(Matrix(4096, 512, 64, 64),), outs=(Matrix(4096, 256, 512, 512),),
     biases=(0,), size=GatherSize(segment_rows=128, k=64, n=(512,), world=2),
-    schedule=GatherSchedule(grid=4, blocks=2, group_rows=128, join=0),
+    schedule=GatherSchedule(grid=4),
     peers=PeerTable(rank=0, workspaces=(4096, 8192), layout=LAYOUT, fault_address=4096, timeout_s=1.0),
 )  # fmt: skip
 
@@ -164,9 +164,11 @@ GOOD = GatherLaunch(
         ({"shard": Matrix(4096, 128, 64, 72)}, "one piece"),
         ({"outs": (Matrix(4096, 128, 512, 512),)}, "result"),
         ({"landing": 4096}, "area of its own"),
-        ({"schedule": GatherSchedule(grid=4, blocks=2, group_rows=128, join=0, order=COLUMNS)}, "order 2"),
-        ({"schedule": GatherSchedule(grid=4, blocks=0, group_rows=128, join=0, pushes=False), "landing": 4096,
-          "result": 4096}, "copy it out"),
+        ({"schedule": GatherSchedule(grid=4, order=COLUMNS)}, "order 2"),
+        ({"schedule": GatherSchedule(grid=4, mover=ENGINE_COPIES)}, "area of its own"),
+        ({"schedule": GatherSchedule(grid=4, mover=PEERS_READ, order=TOGETHER)}, "pushed by blocks"),
+        ({"schedule": GatherSchedule(grid=4, mover=PEERS_READ), "result": 4096}, "not returned"),
+        ({"schedule": GatherSchedule(grid=4, image_rows=64)}, "images of 64 rows"),
     ],
 )  # fmt: skip
 def test_wrong_launches_are_refused_by_name(fake_driver: FakeDriver, wrong: dict[str, Any], says: str) -> None:
@@ -179,9 +181,9 @@ def test_wrong_launches_are_refused_by_name(fake_driver: FakeDriver, wrong: dict
 def test_a_workspace_that_is_too_small_is_refused() -> None:
     size = GatherSize(segment_rows=1 << 20, k=64, n=(8,), world=2)
     with pytest.raises(WorkspaceError, match="MKCOMPILE_ARENA_BYTES"):
-        GatherSchedule(grid=4, blocks=2, group_rows=1 << 20, join=0).check(size, LAYOUT)
+        GatherSchedule(grid=4).check(size, replace(LAYOUT, max_tiles=8192))
     with pytest.raises(WorkspaceError, match="flags"):
-        GatherSchedule(grid=4, blocks=2, group_rows=128, join=0).check(size, LAYOUT)
+        GatherSchedule(grid=4).check(size, LAYOUT)
 
 
 def test_choices_suit_any_size() -> None:
@@ -190,8 +192,8 @@ def test_choices_suit_any_size() -> None:
         for max_grid, returned in ((16, False), (128, True)):
             choice = choose_gather(CONFIG, size, max_grid, returned)
             schedule = choice.schedule
-            assert schedule.blocks < schedule.grid <= max_grid and choice.us > 0
-            assert not returned or schedule.blocks > 0
+            assert 0 < schedule.grid <= max_grid and choice.us > 0
+            assert not returned or choice.variant in ("push", "copy_engine")
 
 
 def test_few_rows_lie_together_and_many_apart() -> None:
@@ -200,7 +202,7 @@ def test_few_rows_lie_together_and_many_apart() -> None:
     many = GatherSize(segment_rows=4096, k=8192, n=(7168,), world=2)
     assert choose_gather(CONFIG, many, 128).schedule.order == APART
     engine = engine_choice(CONFIG, many, 128, returned=False)
-    assert engine.schedule.blocks == 0 and engine.us < 1.03 * 2 * 8192 * 7168 * 8192 / 750e6
+    assert engine.schedule.by_engine and engine.us < 1.03 * 2 * 8192 * 7168 * 8192 / 750e6
     assert gather_schedule.choose_gather(CONFIG, many, 128).us <= engine.us
 
 
@@ -217,7 +219,7 @@ def test_a_copied_operand_is_no_model_for_others(launcher: Launcher, fake_driver
     assert fake_driver.moved_maps > 0
 
 
-@pytest.mark.parametrize("variant", ["push", "copy_engine"])
+@pytest.mark.parametrize("variant", ["push", "remote_read", "copy_engine"])
 def test_rows_that_have_no_room_are_left_to_the_reference(
     variant: str, platform: FakePlatform, launcher: Launcher, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

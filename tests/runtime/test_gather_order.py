@@ -1,4 +1,4 @@
-"""The order of an all-gather: every tile and every chunk once, flags for all of them, and no state that is stuck."""
+"""The order of an all-gather: every tile and every image once, a flag for each, and no state that is stuck."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from math import ceil
 
 import pytest
 
-from mkcompile.runtime.gather_abi import APART, CHUNK_BYTES, COLUMNS, TOGETHER
+from mkcompile.runtime.gather_abi import APART, COLUMNS, TOGETHER
 from mkcompile.runtime.gather_launch import GatherSchedule, GatherSize
 from mkcompile.runtime.kernel_config import KernelConfig
 
-from .gather_order import chunks_of, tiles_of, turns_of
+from .gather_order import Image, Place, images_of, tiles_of
 
 CONFIG = KernelConfig(operator="all_gather_gemm", block_m=128, block_n=128)
 ORDERS = {"apart": APART, "together": TOGETHER, "columns": COLUMNS}
+in_every_order = pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 
 
 def size_of(order: int, world: int, rows: int = 300, segments: int = 1, k: int = 192) -> GatherSize:
@@ -24,26 +25,22 @@ def size_of(order: int, world: int, rows: int = 300, segments: int = 1, k: int =
     return GatherSize(segment_rows=rows, segments=segments, k=k, n=(264, 136), world=world, columns=order == COLUMNS)
 
 
-def schedules(order: int, positions: int) -> list[GatherSchedule]:
-    """Grids, numbers of pushing blocks, and places where they join."""
+def schedules(order: int) -> list[GatherSchedule]:
+    """Grids and bands."""
     return [
-        GatherSchedule(grid=grid, blocks=blocks, group_rows=group_rows, join=join, order=order, raster_group=2)
-        for grid, blocks in ((2, 1), (7, 3), (40, 4))
-        for group_rows in (128, 100)
-        for join in (0, 5, positions)
+        GatherSchedule(grid=grid, band=band, order=order, raster_group=2) for grid, band in ((2, 1), (7, 3), (40, 16))
     ]
 
 
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+@in_every_order
 @pytest.mark.parametrize("world", [2, 3, 8])
 def test_every_tile_of_every_product_is_computed_once(order: int, world: int) -> None:
     for rows, segments in ((300, 1), (128, 3), (1, 1), (5, 2)):
         if segments > 1 and order != APART:
             continue
         size = size_of(order, world, rows, segments)
-        rough = GatherSchedule(grid=2, blocks=1, group_rows=128, join=0, order=order)
-        positions = rough.positions(CONFIG, size)
-        for schedule, rank in product(schedules(order, positions), (0, world - 1)):
+        positions = GatherSchedule(grid=2, order=order).positions(CONFIG, size)
+        for schedule, rank in product(schedules(order), (0, world - 1)):
             places = [place for block in range(schedule.grid) for place in tiles_of(size, schedule, rank, block)]
             assert sorted(place.position for place in places) == list(range(positions))
             targets = Counter((place.weight, place.column, place.run, place.out_row) for place in places)
@@ -58,97 +55,136 @@ def test_every_tile_of_every_product_is_computed_once(order: int, world: int) ->
 
 
 def test_own_rows_come_first_and_the_others_by_rank() -> None:
-    size, schedule = size_of(APART, 4), GatherSchedule(grid=2, blocks=1, group_rows=128, join=1000)
+    size, schedule = size_of(APART, 4), GatherSchedule(grid=2)
     owners = [place.owner for place in tiles_of(size, schedule, 2, 1)]
     assert list(dict.fromkeys(owners)) == [2, 3, 0, 1]
 
 
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+@in_every_order
 @pytest.mark.parametrize("world", [2, 5])
-def test_every_byte_is_pushed_once_to_every_rank(order: int, world: int) -> None:
-    first_step = 0 if order == TOGETHER else 1
-    for rows, k, blocks, group_rows in product((1, 127, 700), (64, 1000), (1, 3, 8), (128, 48)):
-        size = GatherSize(segment_rows=rows, k=k, n=(8,), world=world, columns=order == COLUMNS)
-        schedule = GatherSchedule(grid=9, blocks=blocks, group_rows=group_rows, join=0, order=order)
-        pushed: Counter[tuple[int, int]] = Counter()
-        for block in range(blocks):
-            chunks = chunks_of(size, schedule, first_step, block)
-            for chunk in chunks:
-                assert 0 < chunk.num_bytes <= CHUNK_BYTES and chunk.num_bytes % 16 == 0
-                assert chunk.group == chunk.offset // (group_rows * k * 2)
-                pushed[chunk.step, chunk.offset] += chunk.num_bytes
-            turns = turns_of(size, schedule, first_step, block)
-            counts = Counter((chunk.step, chunk.group) for chunk in chunks)
-            assert all(counts[step, group] == count for step, group, count in turns)
-            assert len(turns) == ceil(rows / group_rows) * (world - first_step)
-            assert len({(step, group) for step, group, _ in turns}) == len(turns)
-            done = [(chunk.step, chunk.group) for chunk in chunks]
-            order_of = {(step, group): i for i, (step, group, _) in enumerate(turns)}
-            assert [order_of[one] for one in done] == sorted(order_of[one] for one in done)
-        for step in range(first_step, world):
-            assert sum(size_ for (at, _), size_ in pushed.items() if at == step) == size.shard_bytes
+def test_every_row_of_a_shard_is_in_one_image_of_each_k_block(order: int, world: int) -> None:
+    for rows, segments, k, band in product((1, 127, 128, 700), (1, 3), (64, 1000), (1, 3, 8)):
+        if segments > 1 and order != APART:
+            continue
+        size = GatherSize(segment_rows=rows, segments=segments, k=k, n=(8,), world=world, columns=order == COLUMNS)
+        schedule = GatherSchedule(grid=9, band=band, order=order)
+        for source in (0, world - 1):
+            images = images_of(size, schedule, source, first_step=1, steps=2)
+            assert [one.step for one in images] == [1] * (len(images) // 2) + [2] * (len(images) // 2)
+            images = images[: len(images) // 2]
+            held = Counter((one.row + row, one.k_block) for one in images for row in rows_of(one))
+            assert set(held) == set(product(range(size.shard_rows), range(ceil(k / 64)))) and set(held.values()) == {1}
+            assert len({(one.row_tile, one.k_block) for one in images}) == len(images)
+            assert max(one.row_tile * ceil(k / 64) + one.k_block for one in images) < schedule.flags(size)
+            for one in images:
+                if order != TOGETHER:
+                    assert one.first == 0 and one.run_row + one.rows <= (size.rows if order == COLUMNS else rows)
+                    continue
+                assert one.row + source * size.shard_rows == one.run_row == one.row_tile * 128
 
 
-Flag = tuple[int, int, int, int]  # at rank, from rank, group, part
+def rows_of(image: Image) -> range:
+    """Of the box, those that are the shard's."""
+    return range(image.first, image.first + image.rows)
 
 
-def stuck_blocks(size: GatherSize, schedule: GatherSchedule, grids: Sequence[int], computes_first: bool = False) -> int:
-    """Blocks that can never finish. A block that pushes does so first, then copies, then computes, as the kernel does;
-    every wait is for a flag that stays raised, so that running whoever can until nobody can decides it.
+def test_images_of_a_band_come_k_block_by_k_block() -> None:
+    size, schedule = GatherSize(segment_rows=640, k=128, n=(8,), world=2), GatherSchedule(grid=4, band=3)
+    images = [(one.row_tile, one.k_block) for one in images_of(size, schedule, 0)]
+    assert images == [*product(range(3), [0]), *product(range(3), [1]), *product((3, 4), [0]), *product((3, 4), [1])]
+
+
+@in_every_order
+def test_a_tile_reads_the_images_that_hold_its_rows(order: int) -> None:
+    for rows in (1, 100, 300):
+        size, schedule = size_of(order, 3, rows), GatherSchedule(grid=1, order=order)
+        sent = {source: images_of(size, schedule, source) for source in range(3)}
+        for place in tiles_of(size, schedule, 0, 0):
+            sources = [place.owner] if order == APART else range(3)
+            held = [one for source in sources for one in sent[source] if one.row_tile == place.row_tile]
+            first = {one.k_block: 0 for one in held}
+            for one in held:
+                first[one.k_block] += one.rows
+            expected = (place.last_row - place.row + 1) * (3 if order == COLUMNS else 1)
+            assert set(first) == set(range(3)) and set(first.values()) == {expected}
+            assert order != APART or all(one.row == place.row for one in held)
+
+
+@pytest.mark.parametrize("rows", [1, 127, 300])
+def test_rows_that_lie_together_are_returned_once(rows: int) -> None:
+    size, schedule = size_of(TOGETHER, 4, rows), GatherSchedule(grid=3, order=TOGETHER)
+    images = images_of(size, schedule, 1, first_step=1, whole=True)
+    held = Counter((one.run_row + row, one.k_block) for one in images for row in rows_of(one))
+    assert set(held) == set(product(range(size.rows), range(3))) and set(held.values()) == {1}
+
+
+Flag = tuple[int, int, int, int]  # at rank, from rank, row tile, k-block
+Steps = list[tuple[list[Flag], list[Flag]]]  # what is waited for, what is raised
+
+
+def carried(size: GatherSize, schedule: GatherSchedule, rank: int, block: int, returned: bool) -> Steps:
+    """What the carrying thread of a block does."""
+    world, together = size.world, schedule.order == TOGETHER
+    first_step = 0 if together else 1
+    sent = images_of(size, schedule, rank, first_step=first_step, steps=world - first_step)
+    steps: Steps = []
+    for at in range(block, len(sent), schedule.grid):
+        one = sent[at]
+        steps.append(([], [((rank - one.step) % world, rank, one.row_tile, one.k_block)]))
+        before = at - schedule.grid
+        if returned and not together and before >= 0:
+            came = sent[before]
+            steps.append(([(rank, (rank + came.step) % world, came.row_tile, came.k_block)], []))
+    return steps
+
+
+def computed(size: GatherSize, schedule: GatherSchedule, place: Place, rank: int) -> list[Flag]:
+    """What a tile waits for."""
+    if schedule.order == TOGETHER:
+        first, last = (row // size.shard_rows for row in (place.row, place.last_row))
+        sources = list(range(first, last + 1))
+    else:
+        sources = [place.owner] if schedule.order == APART else list(range(size.world))
+        sources = [source for source in sources if source != rank]
+    return [(rank, source, place.row_tile, k) for source in sources for k in range(ceil(size.k / 64))]
+
+
+def stuck_threads(size: GatherSize, plan: GatherSchedule, grids: Sequence[int], one_thread: bool = False) -> int:
+    """Threads that can never finish: those that carry and those that load are different ones. Every wait is for a flag
+    that stays raised, so that running whoever can until nobody can decides it.
     """
-    world, apart = size.world, schedule.order == APART
-    first_step = 0 if schedule.order == TOGETHER else 1
-    blocks: list[list[tuple[list[Flag], list[Flag]]]] = []
-    last = (size.shard_rows - 1) // schedule.group_rows
-    parts = range(schedule.blocks)
+    threads: list[Steps] = []
     for rank, grid in enumerate(grids):
+        schedule = GatherSchedule(grid=grid, band=plan.band, order=plan.order)
         for block in range(grid):
-            moves: list[tuple[list[Flag], list[Flag]]] = []
-            if block < schedule.blocks:
-                for step, group, _ in turns_of(size, schedule, first_step, block):
-                    moves.append(([], [((rank - step) % world, rank, group, block)]))
-                for step, group, _ in turns_of(size, schedule, 1, block):
-                    moves.append(([(rank, (rank + step) % world, group, part) for part in parts], []))
-            own = GatherSchedule(
-                grid=grid, blocks=schedule.blocks, group_rows=schedule.group_rows, join=schedule.join,
-                order=schedule.order,
-            )  # fmt: skip
-            tiles: list[tuple[list[Flag], list[Flag]]] = []
-            for place in tiles_of(size, own, rank, block):
-                sources = [place.owner] if apart else list(range(world))
-                group = place.last_row // schedule.group_rows if schedule.order != TOGETHER else last
-                needs = [
-                    (rank, source, group, part)
-                    for source in sources
-                    if source != rank or schedule.order == TOGETHER
-                    for part in parts
-                ]
-                tiles.append((needs, []))
-            blocks.append(tiles + moves if computes_first else moves + tiles)
+            tiles: Steps = [
+                (computed(size, schedule, place, rank), []) for place in tiles_of(size, schedule, rank, block)
+            ]
+            moves = carried(size, schedule, rank, block, returned=True)
+            threads += [tiles + moves] if one_thread else [tiles, moves]
     raised: set[Flag] = set()
-    done = [0] * len(blocks)
+    done = [0] * len(threads)
     moved = True
     while moved:
         moved = False
-        for i, steps in enumerate(blocks):
+        for i, steps in enumerate(threads):
             while done[i] < len(steps) and all(flag in raised for flag in steps[done[i]][0]):
                 raised.update(steps[done[i]][1])
                 done[i] += 1
                 moved = True
-    return sum(done[i] < len(steps) for i, steps in enumerate(blocks))
+    return sum(done[i] < len(steps) for i, steps in enumerate(threads))
 
 
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+@in_every_order
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_nothing_gets_stuck(order: int, world: int) -> None:
-    for rows, group_rows, join in product((100, 600), (128, 64), (0, 4, 1000)):
-        size = size_of(order, world, rows)
-        schedule = GatherSchedule(grid=5, blocks=2, group_rows=group_rows, join=join, order=order)
+    for rows, band in product((100, 600), (1, 8)):
+        size, schedule = size_of(order, world, rows), GatherSchedule(grid=5, band=band, order=order)
         for grids in ((3,) * world, (5,) * world, tuple(3 + rank for rank in range(world))):
-            assert stuck_blocks(size, schedule, grids) == 0, (rows, group_rows, join, grids)
+            assert stuck_threads(size, schedule, grids) == 0, (rows, band, grids)
 
 
 def test_blocks_that_compute_before_they_push_get_stuck() -> None:
-    size, schedule = size_of(APART, 2), GatherSchedule(grid=3, blocks=2, group_rows=128, join=0)
-    assert stuck_blocks(size, schedule, (3, 3)) == 0
-    assert stuck_blocks(size, schedule, (3, 3), computes_first=True) > 0
+    size, schedule = size_of(APART, 2), GatherSchedule(grid=3)
+    assert stuck_threads(size, schedule, (3, 3)) == 0
+    assert stuck_threads(size, schedule, (3, 3), one_thread=True) > 0

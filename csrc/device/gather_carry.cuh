@@ -1,0 +1,132 @@
+#pragma once
+// All-gather: the thread of every block that moves images, one at a time, beside the block's products. So many blocks
+// have one on its way that the link is busy, and none takes an SM from the products.
+#include "device/gather_image.cuh"
+
+namespace mk {
+
+/// Carry role. What is sent depends on who moves the rows: images to each peer; images to the own workspace, where the
+/// peers read them; nothing where the copy engine sends. Where the gathered tensor is returned, images go there, too:
+/// the own ones as they are sent, the others' as they come.
+template <class Op>
+struct Carrier {
+  using Tile = typename Op::Tile;
+  const LaunchArguments& args;
+  const GatherArguments& gather;
+  const SharedMemory<Tile>& memory;
+  const ImageWalk walk;
+  const bool returns;
+  const u32 first_step, end;
+  u32 parity = 0;
+  Trace trace;
+
+  MK_DEVICE Carrier(const LaunchArguments& args, const GatherArguments& gather, const SharedMemory<Tile>& memory)
+      : args(args), gather(gather), memory(memory), walk(ImageWalk::template make<Tile>(args, gather, args.rank)),
+        returns(gather.result != 0), first_step(gather.pushes == kBlocksPush && gather.order != kTogether ? 1 : 0),
+        end(walk.images * steps()), trace(args, kExtraLane) {
+    if (blockIdx.x < end) load_own(blockIdx.x);
+  }
+
+  MK_DEVICE u32 steps() const {
+    if (gather.pushes == kBlocksPush) return args.world - first_step;
+    return gather.pushes == kPeersRead || returns ? 1 : 0;
+  }
+  MK_DEVICE u32 slot() const { return memory.base + Tile::kSlotOffset; }
+  MK_DEVICE u32 full() const { return memory.base + Tile::kSlotBarrierOffset; }
+  MK_DEVICE void wait_loaded() {
+    wait_phase(args, full(), parity, kCopyRole);
+    parity ^= 1;
+  }
+
+  MK_DEVICE void load_own(u32 at) const {
+    const Image image = walk.image(at, first_step, args.rank);
+    mbarrier_arrive_expect(full(), Tile::kImageBytes);
+    tensor_load(slot(), &args.a[0], full(), image.k_block * kBlockK, image.row);
+  }
+  MK_DEVICE void keep(const Image& image) const {
+    tensor_store(&gather.gathered, slot(), image.k_block * kBlockK, image.run_row, image.run);
+  }
+
+  /// The bulk stores are complete. Publishes: the image.
+  MK_DEVICE void publish(const Images<Tile>& images, const Image& image, u32 peer) const {
+    fence_proxy_async();
+    // pairs-with: image_ready release (carry_role -> gather_role), scope sys
+    fence_acq_rel_sys();
+    const u32 index = image.row_tile * walk.k_blocks + image.k_block;
+    for (u32 to = 0; to < args.world; ++to) {
+      const bool told = gather.pushes == kPeersRead ? to != args.rank : to == peer;
+      // Relaxed: the fence above releases.
+      if (told) store_relaxed_sys(images.flag(to, args.rank, index), images.epoch);
+    }
+  }
+
+  /// One image of the own shard, which has been asked for.
+  MK_DEVICE void send(const Images<Tile>& images, u32 at, u32 next) {
+    const Image image = walk.image(at, first_step, args.rank);
+    const u32 peer = args.rank >= image.step ? args.rank - image.step : args.rank + args.world - image.step;
+    trace.begin();
+    wait_loaded();
+    if (gather.pushes != kEngineCopies) {
+      const u32 part = image.first * kBlockK * 2;
+      u8* target = images.image(peer, args.rank, image.row_tile, image.k_block);
+      bulk_store(target + part, slot() + part, image.rows * kBlockK * 2);
+    }
+    if (returns && image.step == first_step && gather.order != kTogether) keep(image);
+    bulk_commit();
+    bulk_wait_read<0>();
+    if (!returns && next < end) load_own(next);
+    bulk_wait<0>();
+    const u32 since_ns = trace.now();
+    if (gather.pushes != kEngineCopies) publish(images, image, peer);
+    trace.waited(since_ns);
+    trace.end(kTracePush, peer, image.row_tile * walk.k_blocks + image.k_block);
+  }
+
+  /// One image of another rank (kTogether: of all) into the gathered tensor.
+  MK_DEVICE void receive(ImageArrivals<Op, 1>& arrivals, const ImageWalk& whole, u32 at) {
+    const u32 step = at / whole.images + 1;
+    const u32 source = args.rank + step < args.world ? args.rank + step : args.rank + step - args.world;
+    const Image image = whole.image(at, 1, source);
+    const u32 first_row = image.row, last_row = first_row + image.rows - 1;
+    arrivals.await_tile(source, image.row_tile, first_row, last_row, image.k_block, 1);
+    if (arrivals.given_up) return;
+    trace.begin();
+    if (gather.pushes == kEngineCopies) {
+      mbarrier_arrive_expect(full(), Tile::kImageBytes);
+      tensor_load(slot(), &gather.arena[0], full(), image.k_block * kBlockK,
+                  arrivals.images.slot(args.rank, source) * walk.shard_rows + image.row);
+    } else {
+      const u32 bytes = image.rows * kBlockK * 2;
+      mbarrier_arrive_expect(full(), bytes);
+      bulk_load(slot(), arrivals.images.image(args.rank, source, image.row_tile, image.k_block), bytes, full());
+    }
+    wait_loaded();
+    keep(image);
+    bulk_commit();
+    bulk_wait_read<0>();
+    trace.end(kTraceCopy, source, image.row_tile * walk.k_blocks + image.k_block);
+  }
+
+  MK_DEVICE void run(u32 epoch) {
+    ImageArrivals<Op, 1> arrivals(args, gather);
+    arrivals.enter(epoch);
+    const ImageWalk whole = ImageWalk::template make<Tile>(args, gather, args.rank, gather.order == kTogether);
+    const u32 come = !returns ? 0 : whole.images * (gather.order == kTogether ? 1 : args.world - 1);
+    u32 received = blockIdx.x;
+    for (u32 at = blockIdx.x; at < end; at += gridDim.x) {
+      if (epoch == 0) {  // the launch must not run: what was asked for must come before the block ends
+        wait_loaded();
+        return;
+      }
+      send(arrivals.images, at, at + gridDim.x);
+      if (!returns) continue;
+      if (received < at && received < come && !arrivals.given_up) receive(arrivals, whole, received);
+      received += received < at ? gridDim.x : 0;
+      if (at + gridDim.x < end) load_own(at + gridDim.x);
+    }
+    for (; received < come && !arrivals.given_up; received += gridDim.x) receive(arrivals, whole, received);
+    bulk_wait<0>();
+  }
+};
+
+}  // namespace mk
