@@ -27,11 +27,13 @@ from mkcompile.passes import fusion_pass
 from mkcompile.passes.groups_of_graph import groups_of
 from mkcompile.passes.judge import judge_for, kernels_first
 from mkcompile.passes.reason import Reason
+from mkcompile.passes.save_reduced import SaveReduced
 from mkcompile.plan.placement import placed
 from mkcompile.runtime.machine import basis_of, enter, policy_of
 from mkcompile.runtime.published import Basis
 
 HOOK = "post_grad_custom_pre_pass"
+JOINT_HOOK = "joint_custom_pre_pass"
 
 
 class FusionPass(fusion_pass.FusionPass):
@@ -119,13 +121,18 @@ def inductor_patches(options: Mapping[str, Any], mode: str | None) -> dict[str, 
     return patches
 
 
-def with_pass(patches: Mapping[str, Any], fusion: CustomGraphPass) -> dict[str, Any]:
+def with_pass(patches: Mapping[str, Any], ours: CustomGraphPass, hook: str = HOOK) -> dict[str, Any]:
     """The settings with our pass behind whatever passes the user has in the same hook."""
-    theirs = patches.get(HOOK, getattr(inductor_config, HOOK))
+    theirs = patches.get(hook, getattr(inductor_config, hook))
     if theirs is None:
-        return {**patches, HOOK: fusion}
-    passes = [*(theirs if isinstance(theirs, (list, tuple)) else [theirs]), fusion]
-    return {**patches, HOOK: passes if _hooks_take_lists() else Chain(passes)}
+        return {**patches, hook: ours}
+    passes = [*(theirs if isinstance(theirs, (list, tuple)) else [theirs]), ours]
+    return {**patches, hook: passes if _hooks_take_lists() else Chain(passes)}
+
+
+def with_joint_pass(patches: Mapping[str, Any], options: Options) -> dict[str, Any]:
+    """The settings with what has to be done before forward and backward are told apart."""
+    return dict(patches) if options.fuse == "never" else with_pass(patches, SaveReduced(), JOINT_HOOK)
 
 
 def _hooks_take_lists() -> bool:
@@ -141,7 +148,7 @@ def mkernel(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
     options, theirs = split_options(kwargs.get("options"))
     groups = groups_of(gm)
     enter(options.topology, groups)  # a wrong name is an error here, and not in the middle of a pass
-    patches = inductor_patches(theirs, kwargs.get("mode"))
+    patches = with_joint_pass(inductor_patches(theirs, kwargs.get("mode")), options)
     compiled: Callable[..., Any] = compile_fx(
         gm, example_inputs, config_patches=with_pass(patches, FusionPass(options, groups))
     )  # type: ignore[assignment]

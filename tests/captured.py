@@ -76,11 +76,16 @@ def capture(
     backward: bool = False,
     dynamic: bool | None = None,
     judge: Judge = fuse_all,
+    joint: CustomGraphPass | None = None,
 ) -> list[Captured]:
-    """Compile and call the model (and its backward); the graphs in the order in which they were compiled."""
+    """Compile and call the model (and its backward); the graphs in the order in which they were compiled.
+
+    `joint` is a pass over the graph of forward and backward together.
+    """
     torch._dynamo.reset()
     graphs: list[Captured] = []
-    with inductor_config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
+    patches = inductor_config.patch(fx_graph_cache=False, joint_custom_pre_pass=joint)
+    with patches, functorch_config.patch(enable_autograd_cache=False):
         result = torch.compile(model, backend=_backend(graphs, judge), dynamic=dynamic, fullgraph=True)(*args)
         if backward:
             leaves = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and one.requires_grad]

@@ -178,6 +178,8 @@ def _rank_main(rank: int, job: _Job) -> None:
             partial.rename(target)
             if not job.one_group or _any_failed(job, name):
                 _leave_group()
+            else:
+                _leave_subgroups()
         faulthandler.cancel_dump_traceback_later()
 
 
@@ -219,6 +221,16 @@ def _leave_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     gc.collect()  # a group that something still refers to keeps its threads, which never sleep for long
+
+
+def _leave_subgroups() -> None:
+    """Groups that a case has made (by a mesh): each has threads that wake up a hundred times a second."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        for group in [one for one in dist.distributed_c10d._world.pg_map if one is not dist.group.WORLD]:
+            dist.destroy_process_group(group)
+        gc.collect()
 
 
 def _forget_compiled() -> None:

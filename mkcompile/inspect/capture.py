@@ -21,7 +21,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 
-from mkcompile.backend import FusionPass, inductor_patches, with_pass
+from mkcompile.backend import FusionPass, inductor_patches, with_joint_pass, with_pass
 from mkcompile.config import Options, split_options
 from mkcompile.inspect import snapshot
 from mkcompile.inspect.breaks import Ending, ending_of
@@ -153,7 +153,7 @@ def recorder(options: dict[str, Any] | None, mode: str | None) -> Recorder:
     Raises: OptionError.
     """
     ours, theirs = split_options(options)
-    return Recorder(options=ours, patches=inductor_patches(theirs, mode))
+    return Recorder(options=ours, patches=with_joint_pass(inductor_patches(theirs, mode), ours))
 
 
 def compile_and_run(

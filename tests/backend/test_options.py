@@ -24,6 +24,7 @@ from mkcompile.errors import OptionError
 from mkcompile.ops.problem import Problem
 from mkcompile.passes.fusion_pass import FusionPass, group_sizes
 from mkcompile.passes.reason import Reason
+from mkcompile.passes.save_reduced import SaveReduced
 from mkcompile.plan.decide import Policy
 
 BFLOAT16: dict[str, Any] = {"dtype": "bfloat16", "dtype_bytes": 2}
@@ -281,3 +282,12 @@ def test_reset_is_passed_on(fake_world: int, monkeypatch: pytest.MonkeyPatch) ->
 def test_unknown_attribute_of_the_package() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'fuse_it'"):
         mkcompile.fuse_it  # noqa: B018
+
+
+def test_a_joint_pass_of_the_users_goes_before_ours_and_never_takes_none() -> None:
+    theirs = CountingPass()
+    settings = {backend.JOINT_HOOK: theirs}
+    chained = backend.with_joint_pass(settings, Options())[backend.JOINT_HOOK]
+    first, last = chained if isinstance(chained, list) else chained._passes
+    assert first is theirs and isinstance(last, SaveReduced)
+    assert backend.with_joint_pass(settings, Options(fuse="never")) == settings

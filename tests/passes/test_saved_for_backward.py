@@ -12,12 +12,14 @@ import pytest
 import torch
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor, fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.fx_passes.post_grad import remove_noop_ops
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from mkcompile.passes.fuse import fuse
 from mkcompile.passes.graph import VIEWS, peel
+from mkcompile.passes.save_reduced import SaveReduced
 from tests.captured import Captured, assert_same_values, capture, count, fake_group
 
 WORLD_SIZE = 2
@@ -103,7 +105,9 @@ def _sequence_parallel(x: Tensor, w: Tensor) -> Tensor:
     return scattered.sin()
 
 
-def _checkpointed(block: Callable[..., Tensor], saved: Collection[Any]) -> list[Captured]:
+def _checkpointed(
+    block: Callable[..., Tensor], saved: Collection[Any], joint: CustomGraphPass | None = None
+) -> list[Captured]:
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         return CheckpointPolicy.MUST_SAVE if op in saved else CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -111,10 +115,44 @@ def _checkpointed(block: Callable[..., Tensor], saved: Collection[Any]) -> list[
         contexts = partial(create_selective_checkpoint_contexts, policy)
         return checkpoint(block, x, w, use_reentrant=False, context_fn=contexts)  # type: ignore[no-any-return]
 
-    graphs = capture(function, *(torch.randn(8, 8, requires_grad=True) for _ in range(2)), backward=True)
+    graphs = capture(function, *(torch.randn(8, 8, requires_grad=True) for _ in range(2)), backward=True, joint=joint)
     for graph in graphs:
         assert_same_values(graph, WORLD_SIZE, tolerance=1e-6)
     return graphs
+
+
+def _scattered_along_dim_1(x: Tensor, w: Tensor) -> Tensor:
+    y = (x @ w).view(2, 4, 8)
+    scattered: Tensor = funcol.reduce_scatter_tensor_autograd(y, "sum", 1, GROUP)
+    return scattered.sin()
+
+
+@pytest.mark.parametrize(
+    ("block", "operator"),
+    [
+        (_tensor_parallel, "gemm_all_reduce"),
+        (_sequence_parallel, "gemm_reduce_scatter"),
+        (_scattered_along_dim_1, "gemm_reduce_scatter"),
+    ],
+)
+def test_instead_of_a_product_the_reduced_tensor_is_saved_and_the_product_fused(
+    block: Callable[..., Tensor], operator: str
+) -> None:
+    forward, backward = _checkpointed(block, {aten.mm.default}, SaveReduced())
+    assert forward.operators == Counter([operator])
+    reductions = {"all_reduce", "reduce_scatter_tensor"}
+    assert reductions.isdisjoint(count(backward.before.graph, "_c10d_functional"))
+    saved = [one for one in forward.after.graph.output_node().args[0] if isinstance(one, fx.Node)]  # type: ignore[union-attr]
+    assert not any(_owner(one).target is aten.mm.default for one in saved)
+
+
+def test_a_product_that_backward_needs_itself_stays_saved() -> None:
+    def block(x: Tensor, w: Tensor) -> Tensor:
+        y = x @ w
+        return (y.sin() + _Reduce.apply(y)).cos()  # type: ignore[no-any-return, no-untyped-call]
+
+    forward, _ = _checkpointed(block, {aten.mm.default}, SaveReduced())
+    assert forward.operators == Counter(PRODUCT_USED_ELSEWHERE=1)
 
 
 def test_a_product_that_checkpointing_saves_is_left_and_its_collective_runs_again() -> None:
