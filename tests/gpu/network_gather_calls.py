@@ -64,8 +64,9 @@ class Movers:
 
     def mover(self, group: NodeGroup, returned: bool) -> MoverGrid:
         """As few blocks as do all there is to do, where ranks share a GPU."""
-        relays = 1 if group.local_world > 1 or returned else 0
-        return MoverGrid(own=3 if self.threads == 512 else 1, relays=relays, threads=self.threads)
+        alone = self.threads == 512
+        relays = (4 if alone else 1) if group.local_world > 1 or returned else 0
+        return MoverGrid(own=3 if alone else 1, relays=relays, threads=self.threads)
 
 
 def config_of(group: NodeGroup, tile: tuple[int, int] = (128, 256), **others: object) -> KernelConfig:
@@ -81,8 +82,10 @@ def make_call(
 ) -> Call:  # fmt: skip
     """Different numbers on every rank and for every seed."""
     tensors = [draw(group, rank, config, size, 10 * seed, integers, returned) for rank in range(group.world)]
+    mover = movers.mover(group, returned)
+    grid = movers.grid - (mover.relays if movers.threads == 512 else 0)
     schedule = GatherSchedule(
-        grid=movers.grid, mover=ENGINE_COPIES, group_rows=group_rows or network_group_rows(size, config), raster_group=4
+        grid=grid, mover=ENGINE_COPIES, group_rows=group_rows or network_group_rows(size, config), raster_group=4
     )
     prepared = []
     for rank, one in enumerate(tensors):
@@ -94,6 +97,5 @@ def make_call(
             trace=group.recorders[rank] if group.recorders else None,
         )  # fmt: skip
         kernel = kernels[rank] if kernels else load_kernel(compile_kernel(config), group.devices[rank])
-        mover = movers.mover(group, returned)
         prepared.append(OverNetwork(PreparedNetworkGather(kernel, movers.devices[rank], launch, mover)))
     return Call(size=size, config=config, tensors=tensors, prepared=list(prepared))

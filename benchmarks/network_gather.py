@@ -1,0 +1,185 @@
+"""`python -m benchmarks.network_gather --out FILE`: all-gather GEMMs over two emulated nodes of one GPU each.
+
+One process drives both ranks. Every contender is checked, then all are timed in turn in bursts: the product alone
+(cuBLAS), the fused kernel in two tiles, and the sequence that is not fused: the same gather over the same network, then
+the product. A row also has the timeline of one traced launch: how long blocks computed, and how long the link was busy.
+Shapes: M gathered rows, N columns of a rank, K summed. Units: ms, GB/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mkcompile.runtime.gather_launch import GatherSize
+from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.proxy import Link
+from mkcompile.runtime.trace import summary
+from tests.gpu.gather_calls import Call
+from tests.gpu.network_gather_calls import Movers, make_call
+from tests.gpu.network_ranks import LINK_50, SHUFFLED_50, NodeGroup
+
+from .shapes import GATHERED, Shape
+
+ORDERS = {"in_order": LINK_50, "shuffled": SHUFFLED_50}
+TILES = ((128, 256), (128, 128))
+LARGE_ROWS = 8192
+_GBPS = 50.0
+_BACKLOG_CYCLES = 1_500_000
+_ROUNDS = 4
+_CALLS = 3
+_ARENA_BYTES = 1200 << 20
+
+
+class Nodes:
+    """Two ranks and the operands of one shape."""
+
+    def __init__(self, group: NodeGroup, movers: Movers, shape: Shape) -> None:
+        self.group, self.movers, self.shape = group, movers, shape
+        self.size = GatherSize(segment_rows=shape.m // group.world, k=shape.k, n=(shape.n,), world=group.world)
+        self.fused = {tile: self._call(tile, self.size) for tile in TILES}
+        narrow = GatherSize(segment_rows=self.size.segment_rows, k=shape.k, n=(8,), world=group.world)
+        self.gather = self._call((128, 128), narrow, returned=True)
+        self.out = [torch.empty_like(one.outs[0]) for one in self.fused[TILES[0]].tensors]
+
+    def _call(self, tile: tuple[int, int], size: GatherSize, returned: bool = False, trace: bool = False) -> Call:
+        config = KernelConfig(operator="all_gather_gemm", network="flat", trace=trace).with_tile(*tile)
+        return make_call(self.group, self.movers, config, size, returned=returned)
+
+    def runs(self) -> dict[str, Callable[[int], None]]:
+        """What is timed, by name, for one rank on its stream."""
+        found: dict[str, Callable[[int], None]] = {"gemm": self._multiply, "unfused": self._unfused}
+        for tile, call in self.fused.items():
+            found[f"{tile[0]}x{tile[1]}"] = lambda rank, call=call: self._launch(call, rank)  # type: ignore[misc]
+        return found
+
+    def _launch(self, call: Call, rank: int) -> None:
+        call.prepared[rank].run(None, torch.cuda.current_stream().cuda_stream, False)
+
+    def _multiply(self, rank: int) -> None:
+        gathered, one = self.gather.tensors[rank].gathered, self.fused[TILES[0]].tensors[rank]
+        assert gathered is not None
+        torch.mm(gathered, one.w[0], out=self.out[rank])
+
+    def _unfused(self, rank: int) -> None:
+        self._launch(self.gather, rank)
+        self._multiply(rank)
+
+    def each(self, run: Callable[[int], None]) -> None:
+        """On every rank."""
+        for rank, device in enumerate(self.group.devices):
+            with torch.cuda.device(device), torch.cuda.stream(self.group.streams[rank]):
+                run(rank)
+
+    def check(self) -> None:
+        """All that is timed gives what it should. Raises: AssertionError."""
+        for name, call in (("gather", self.gather), *((str(tile), call) for tile, call in self.fused.items())):
+            call.run(self.group)
+            self.group.synchronize()
+            self.group.check()
+            call.check(exact=False, what=name)
+
+    def burst_ms(self, run: Callable[[int], None]) -> float:
+        """Mean of consecutive calls after one that is not timed; the slower rank's."""
+        self.group.synchronize()
+        time.sleep(0.004)
+        events: list[list[torch.cuda.Event]] = [[] for _ in self.group.devices]
+
+        def mark(rank: int) -> None:
+            events[rank].append(torch.cuda.Event(enable_timing=True))
+            events[rank][-1].record()
+
+        self.each(lambda rank: torch.cuda._sleep(_BACKLOG_CYCLES))
+        self.each(run)
+        self.each(mark)
+        for _ in range(_CALLS):
+            self.each(run)
+        self.each(mark)
+        self.group.synchronize()
+        return max(start.elapsed_time(end) for start, end in events) / _CALLS
+
+    def timeline(self, tile: tuple[int, int]) -> dict[str, float]:
+        """One traced launch of rank 0: spans of its kernel, of its computation and of its link."""
+        call = self._call(tile, self.size, trace=True)
+        for _ in range(2):
+            call.run(self.group)
+            self.group.synchronize()
+        last = summary(self.group.traces()[0])[-1]
+        events, _ = self.group.proxies[0].timeline()
+        large = [one for one in events if one.num_bytes > 4096][-3 * self._messages(call) :]
+        sent = [one for one in large if one.kind == "completed"]
+        taken_ns = min(one.time_ns for one in large if one.kind == "taken")
+        link_us = (max(one.time_ns for one in sent) - taken_ns) / 1e3
+        return {
+            "span_ms": round(last.span_us / 1e3, 4),
+            "computing_ms": round(last.computing_us / 1e3, 4),
+            "exposed_ms": round(last.exposed_us / 1e3, 4),
+            "busy_share": round(last.busy_share, 3),
+            "link_busy_ms": round(link_us / 1e3, 4),
+            "link_gbps": round(sum(one.num_bytes for one in sent) / link_us / 1e3, 2),
+        }
+
+    def _messages(self, call: Call) -> int:
+        rows = max(1, (1 << 20) // (self.size.k * 2))
+        return -(-self.size.shard_rows // min(rows, self.size.shard_rows))
+
+
+def measure(group: NodeGroup, movers: Movers, shape: Shape, order: str) -> dict[str, Any]:
+    """One row."""
+    nodes = Nodes(group, movers, shape)
+    nodes.check()
+    times: dict[str, list[float]] = {name: [] for name in nodes.runs()}
+    for _ in range(_ROUNDS):
+        for name, run in nodes.runs().items():
+            times[name].append(nodes.burst_ms(run))
+    group.check()
+    ms = {name: statistics.median(values[1:]) for name, values in times.items()}
+    tile = min(TILES, key=lambda one: ms[f"{one[0]}x{one[1]}"])
+    best, gemm_ms, link_ms = ms[f"{tile[0]}x{tile[1]}"], ms["gemm"], nodes.size.shard_bytes / _GBPS / 1e6
+    ceiling_ms = max(gemm_ms, link_ms)
+    return {
+        "op": "all_gather_gemm", "M": shape.m, "N": shape.n, "K": shape.k, "nodes": group.nodes,
+        "transport": "emulated", "order": order, "ms": round(best, 4), "gemm_ms": round(gemm_ms, 4),
+        "link_ms": round(link_ms, 4), "ceiling_ms": round(ceiling_ms, 4), "over_ceiling": round(best / ceiling_ms, 3),
+        "unfused_ms": round(ms["unfused"], 4), "tile": f"{tile[0]}x{tile[1]}",
+        "by_tile": {f"{m}x{n}": round(ms[f"{m}x{n}"], 4) for m, n in TILES}, "timeline": nodes.timeline(tile),
+    }  # fmt: skip
+
+
+def open_group(link: Link) -> NodeGroup:
+    """Two nodes of one GPU."""
+    return NodeGroup((0, 1), arena_bytes=_ARENA_BYTES, nodes=2, link=link, timeline_capacity=4096)
+
+
+def main() -> None:
+    """One JSON line a shape and order."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--commit", default="")
+    options = parser.parse_args()
+    started = time.monotonic()
+    for order, link in ORDERS.items():
+        group = open_group(link)
+        group.record()
+        movers = Movers.of(group)
+        for shape in (one for one in GATHERED if one.m >= LARGE_ROWS):
+            if time.monotonic() - started > options.seconds:
+                break
+            row = measure(group, movers, shape, order)
+            with options.out.open("a", encoding="utf-8") as file:
+                device = torch.cuda.get_device_name(0)
+                file.write(json.dumps({**row, "device": device, "commit": options.commit}) + "\n")
+            torch.cuda.empty_cache()
+        group.close()
+
+
+if __name__ == "__main__":
+    main()
