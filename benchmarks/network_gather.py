@@ -93,17 +93,17 @@ class Nodes:
         events: list[list[torch.cuda.Event]] = [[] for _ in self.group.devices]
 
         def mark(rank: int) -> None:
-            events[rank].append(torch.cuda.Event(enable_timing=True))
+            events[rank].append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
             events[rank][-1].record()
 
-        self.each(lambda rank: torch.cuda._sleep(_BACKLOG_CYCLES))
+        self.each(lambda rank: torch.cuda._sleep(_BACKLOG_CYCLES))  # type: ignore[no-untyped-call]
         self.each(run)
         self.each(mark)
         for _ in range(_CALLS):
             self.each(run)
         self.each(mark)
         self.group.synchronize()
-        return max(start.elapsed_time(end) for start, end in events) / _CALLS
+        return float(max(start.elapsed_time(end) for start, end in events)) / _CALLS
 
     def timeline(self, tile: tuple[int, int]) -> dict[str, float]:
         """One traced launch of rank 0: spans of its kernel, of its computation and of its link."""
