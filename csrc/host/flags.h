@@ -14,6 +14,7 @@ inline i32 store_flag(const FlagWriter& writer, std::byte* flag, u32 value) noex
   // pairs-with: net_partial_free release (proxy -> store_role), scope sys
   // pairs-with: net_final release (proxy -> copy_role), scope sys
   // pairs-with: net_final_free release (proxy -> store_role), scope sys
+  // pairs-with: net_shard release (proxy -> arrival_role), scope sys
   // pairs-with: net_entered release (proxy -> signal_role), scope sys
   if (writer.write == nullptr) {
     std::atomic_ref<u32>(*reinterpret_cast<u32*>(flag)).store(value, std::memory_order_release);
