@@ -22,8 +22,6 @@ from mkcompile.runtime.kernel_cache import KernelCache, entry_key
 from mkcompile.runtime.kernel_config import BLOCK_K, NUM_THREADS, KernelConfig
 
 _HIGHEST_PRIORITY, _NON_BLOCKING = -5, 1
-#: Registers of the mover, so that three blocks of 256 threads share an SM where ranks do.
-_MOVER_OPTIONS = (*OPTIONS, "--maxrregcount=80")
 _MOST_THREADS = 512
 #: Bytes of one network message: long enough that its cost is small, and short beside a shard.
 _CHUNK_BYTES = 1 << 20
@@ -39,7 +37,7 @@ def mover_source() -> str:
     return (
         "namespace mk { inline constexpr bool kTrace = false; }\n"
         '#include "device/network/gather_mover.cuh"\n'
-        f'extern "C" __global__ void __launch_bounds__({_MOST_THREADS}) mk_mover({parameters}) {{\n'
+        f'extern "C" __global__ void __launch_bounds__({_MOST_THREADS}, 1) mk_mover({parameters}) {{\n'
         "  mk::run_gather_mover(args, gather);\n}\n"
     )
 
@@ -52,10 +50,10 @@ def mover_cubin() -> nvrtc.Cubin:
     """
     source, headers = mover_source() + network_abi.assertions() + gather_abi.assertions(), sources.headers()
     kernels = KernelCache(settings().cache_dir / "kernels")
-    key = entry_key(source, headers, _MOVER_OPTIONS, nvrtc.version())
+    key = entry_key(source, headers, OPTIONS, nvrtc.version())
     cubin = kernels.load(key)
     if cubin is None:
-        cubin = nvrtc.compile_cubin("network_gather_mover", source, headers, _MOVER_OPTIONS)
+        cubin = nvrtc.compile_cubin("network_gather_mover", source, headers, OPTIONS)
         kernels.store(key, cubin)
     return cubin
 
