@@ -28,8 +28,9 @@ struct Mailbox {
     return reinterpret_cast<u8*>(args.workspace[at] + args.mailbox_offset + number * args.mailbox_bytes);
   }
   /// This thread's place in a slot for unit 0 of a slab; the next unit lies kUnitBytes on.
-  MK_DEVICE u64 offset(u32 tile, u32 slab) const {
-    return (u64)(tile * Tile::kSlabs + slab) * kSlabBytes + threadIdx.x % 128 * sizeof(Unit);
+  MK_DEVICE u64 offset(u32 tile, u32 slab) const { return offset_of(tile, slab, threadIdx.x % 128); }
+  MK_DEVICE u64 offset_of(u32 tile, u32 slab, u32 thread) const {
+    return (u64)(tile * Tile::kSlabs + slab) * kSlabBytes + thread * sizeof(Unit);
   }
 };
 

@@ -113,10 +113,6 @@ MK_DEVICE void tensor_load(u32 shared, const TensorMap* map, u32 barrier, i32 x,
       "l"(map), "r"(barrier), "r"(x), "r"(y)
       : "memory");
 }
-/// Into the second-level cache only: right whoever writes that memory, and when.
-MK_DEVICE void tensor_prefetch(const TensorMap* map, i32 x, i32 y) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
-}
 MK_DEVICE void tensor_store(const TensorMap* map, u32 shared, i32 x, i32 y, i32 z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                "r"(shared), "r"(x), "r"(y), "r"(z)
@@ -262,6 +258,9 @@ MK_DEVICE Vector4 load_shared_vector(u32 address) {
                : "r"(address)
                : "memory");
   return v;
+}
+MK_DEVICE void store_shared_pair(u32 address, Vector2 v) {
+  asm volatile("st.shared::cta.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
 }
 MK_DEVICE void store_shared_vector(u32 address, Vector4 v) {
   asm volatile("st.shared::cta.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)

@@ -4,6 +4,7 @@
 // warps  role     does
 // 0-7    compute  two math groups: tensor cores, exchange in the cluster and with the peers, stores
 // 8      load     one thread: this block's k range of its tiles through the ring of stages
+// 9, 10  store    partials that the math groups have handed over, to the peers
 // 11     signal   one thread: enters the launch, meets the peers
 #include "device/stream_epilogue.cuh"
 
@@ -88,7 +89,13 @@ struct StreamCompute {
       } else {
         enter();
         typename StreamEpilogue<Op>::Partials own;
-        epilogue.send(tile, sum, own, Tile::kPingPong && args.pace_ns != 0 && position + plan.step < plan.tiles);
+        epilogue.round(sum, own);
+        const bool last = position + plan.step >= plan.tiles;
+        if (Tile::kHandsOver && !last) {
+          epilogue.hand_over(turn, own, trace);
+        } else {
+          epilogue.send(tile, own, Tile::kPingPong && args.pace_ns != 0 && !last);
+        }
         if constexpr (Tile::kPingPong) {
           epilogue.finish(tile, own);
         } else {
@@ -105,6 +112,48 @@ struct StreamCompute {
     }
   }
 };
+
+/// Sends what the math groups hand over: all tiles but this block's last, after which there are no loads to protect.
+template <class Op>
+MK_DEVICE void stream_send_role(const LaunchArguments& args, const SharedMemory<typename Op::Tile>& memory,
+                                const StreamPlan<typename Op::Tile>& plan, u32 warp) {
+  using Tile = typename Op::Tile;
+  const HandOver<Tile> handed{args, memory};
+  const u32 lane = threadIdx.x % 32, thread = (warp * 32 + lane) * 2;  // of two math threads, whose rows are the same
+  Trace trace(args, kStoreLane + warp, lane == 0);
+  wait_phase(args, memory.entered(), 0, kStoreRole);
+  const Mailbox<Tile> mailbox{args, load_shared(memory.epoch())};
+  u64 due_ns = 0;
+#pragma unroll 1
+  for (u32 position = plan.first, turn = 0; position + plan.step < plan.tiles; position += plan.step, ++turn) {
+    const u32 tile = plan.tile(position);
+    wait_phase(args, handed.full(), turn & 1, kStoreRole);
+    trace.begin();
+    if (global_timer_ns() > due_ns) due_ns = global_timer_ns();
+#pragma unroll 1
+    for (u32 step = 1; step < args.world && mailbox.epoch != 0; ++step) {
+      const u32 peer = args.rank + step < args.world ? args.rank + step : args.rank + step - args.world;
+#pragma unroll 1
+      for (u32 slab = 0; slab < Tile::kSlabs; ++slab) {
+        const u32 in_tile = (Tile::kSlabsAreRows ? slab * 64 : 0) + thread / 32 * 16 + thread % 32 / 4;
+        const RowPair rows = RowPair::of<Op::kScatters>(args, plan.row(tile) + in_tile);
+        u8* to = mailbox.slot(peer, args.rank) + mailbox.offset_of(tile, slab, thread);
+#pragma unroll 1
+        for (u32 u = 0; u < Tile::kUnitsOfSlab; ++u) {
+          if (!rows.is_valid(u % 2) || (Op::kScatters && rows.owner_of(u % 2) != peer)) continue;
+          while (global_timer_ns() < due_ns) __nanosleep(32);
+          due_ns += args.pace_ns;
+          // Relaxed: each word is data and flag in one.
+          store_relaxed_sys(reinterpret_cast<Vector4*>(to + u * Mailbox<Tile>::kUnitBytes),
+                            load_shared_vector(handed.at(slab, u, thread)));
+        }
+      }
+    }
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(handed.free());
+    trace.end(kTracePush, args.rank, tile);
+  }
+}
 
 /// Signal role: enters the launch, and meets the peers before it ends.
 template <class Op>
@@ -139,6 +188,7 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
   if (threadIdx.x == 0) {
     Exchange<Tile>{args, memory}.init();
     Turns<Tile>{args, memory}.init();
+    HandOver<Tile>{args, memory}.init();
     memory.init();
   }
   if (threadIdx.x == 32) prefetch_tensor_map(&args.a[0]);
@@ -151,8 +201,7 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
     __syncthreads();
   }
   const StreamPlan<Tile> plan(args, Op::kScatters);
-  if (threadIdx.x == kMathGroups * 128) prefetch_weights(args, plan);
-  if constexpr (!Op::kReduces) launch_dependents();
+  launch_dependents();
   await_predecessors();
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
   const bool first_lane = threadIdx.x % 32 == 0;
@@ -161,6 +210,9 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
     if (first_lane && warp == 0) stream_load_role<Tile>(args, memory, plan);
     if constexpr (Op::kReduces) {
       if (first_lane && warp == 3) stream_signal_role<Op>(args, memory);
+      if constexpr (Tile::kHandsOver) {
+        if (warp == 1 || warp == 2) stream_send_role<Op>(args, memory, plan, warp - 1);
+      }
     }
     __syncwarp();
   } else {
@@ -169,8 +221,6 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
   }
   if constexpr (Op::kReduces) {
     __syncthreads();
-    // Not before: what comes next would hold SMs, waiting for this launch, which waits for peers that may need them.
-    launch_dependents();
     if (threadIdx.x == 0) leave_launch(args, load_shared(memory.epoch()));
   }
   if constexpr (kTrace) trace.end(kTraceBlock, args.rank, Op::kReduces ? load_shared(memory.epoch()) : 0);

@@ -160,8 +160,7 @@ struct StreamEpilogue {
   }
 
   /// This rank's partials, rounded once for all who add them, this rank included: so all ranks get the same bits.
-  /// `paced`: spread over the time of the next tile; a burst on the link would stall the loads of this SM.
-  MK_DEVICE void send(u32 tile, const Sums& sum, Partials& own, bool paced) const {
+  MK_DEVICE void round(const Sums& sum, Partials& own) const {
 #pragma unroll
     for (int m = 0; m < kMine; ++m) {
 #pragma unroll
@@ -170,6 +169,19 @@ struct StreamEpilogue {
         own[m][u].y = never_zero(Element::pack(sum[m][u * 4 + 2], sum[m][u * 4 + 3]));
       }
     }
+  }
+
+  /// To the warps that send.
+  MK_DEVICE void hand_over(u32 turn, const Partials& own, Trace& trace) const {
+    const HandOver<Tile> handed{args, memory};
+    handed.await_free(turn, trace);
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) store_shared_pair(handed.at(group, u, threadIdx.x % 128), own[0][u]);
+    mbarrier_arrive(handed.full());
+  }
+
+  /// `paced`: spread over the time of the next tile; a burst on the link would stall the loads of this SM.
+  MK_DEVICE void send(u32 tile, const Partials& own, bool paced) const {
     if (given_up) return;
     u64 due_ns = paced ? global_timer_ns() : 0;
 #pragma unroll 1

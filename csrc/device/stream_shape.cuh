@@ -8,14 +8,15 @@
 namespace mk {
 
 /// As TileShape, with no panels: results are stored from registers. The math groups work on one tile together, or in
-/// turn (`kPingPong`), each on a tile of its own while the other one's goes to its place. A tile consists of slabs of
-/// 64 rows: what one group multiplies at a time.
-template <int kBlockM_, int kBlockN_, int kStages_, bool kWeightIsKn_, int kSplit_, bool kPingPong_>
+/// turn (`kPingPong`), each on a tile of its own while the other one's goes to its place. Or they hand a tile over to
+/// two warps that send it while they multiply the next (`kHandsOver`). A tile consists of slabs of 64 rows: what one
+/// group multiplies at a time.
+template <int kBlockM_, int kBlockN_, int kStages_, bool kWeightIsKn_, int kSplit_, bool kPingPong_, bool kHandsOver_>
 struct StreamShape : OperandShape<kBlockM_, kBlockN_, kWeightIsKn_> {
   using Operands = OperandShape<kBlockM_, kBlockN_, kWeightIsKn_>;
   using Operands::kStageBytes, Operands::kBlockM, Operands::kBlockN;
   static constexpr int kStages = kStages_, kSplit = kSplit_;
-  static constexpr bool kPingPong = kPingPong_;
+  static constexpr bool kPingPong = kPingPong_, kHandsOver = kHandsOver_;
   static constexpr int kGroupN = kPingPong ? kBlockN : Operands::kGroupN;
   static constexpr bool kSlabsAreRows = kPingPong || Operands::kSplitsRows;  ///< else columns
   static constexpr int kSlabs = kBlockM / 64 * (kBlockN / kGroupN);
@@ -26,11 +27,14 @@ struct StreamShape : OperandShape<kBlockM_, kBlockN_, kWeightIsKn_> {
   static constexpr int kSliceBytes = kBlockM * kBlockN * 4 / kSplit;  ///< this block's part from one other block, fp32
   static constexpr int kExchangeBytes = (kSplit - 1) * kSliceBytes;   ///< of one tile; there is room for two
   static constexpr int kPanels = 0, kCopyBarriers = 0;
+  static_assert(!kHandsOver || (kSplit == 1 && !kPingPong), "whole tiles, of both groups");
   static_assert(kUnits >= 1 && kUnitsOfSlab % kSplit == 0, "every block of a cluster finishes as much as the others");
 
   static constexpr int kPanelOffset = kStages * kStageBytes;  ///< of the exchange buffers
-  static constexpr int kSpareOffset = kPanelOffset, kBarrierOffset = kPanelOffset + 2 * kExchangeBytes;
-  static constexpr int kBarriers = 2 * kStages + 7;
+  static constexpr int kSpareOffset = kPanelOffset, kHandedOffset = kPanelOffset + 2 * kExchangeBytes;
+  static constexpr int kHandedBytes = kHandsOver ? kBlockM * kBlockN * 2 : 0;
+  static constexpr int kBarrierOffset = kHandedOffset + kHandedBytes;
+  static constexpr int kBarriers = 2 * kStages + (kHandsOver ? 9 : 7);
   static constexpr int kWordOffset = kBarrierOffset + kBarriers * 8;
   static constexpr int kSharedBytes = 1024 + kWordOffset + 16 + kStages * 8;
   static_assert(kSharedBytes <= 232448, "shared memory of one SM");
@@ -128,22 +132,29 @@ struct StreamPlan : StreamOrder {
   MK_DEVICE i32 column(u32 tile) const { return column_tile(tile) * Tile::kBlockN; }
 };
 
-/// The weights of this block's first k-blocks, which do not depend on what runs before this launch. If they do, the
-/// loads that follow read them anew.
+/// Partials on their way from the math groups to the warps that send them, a tile at a time.
 template <class Tile>
-MK_DEVICE void prefetch_weights(const LaunchArguments& args, const StreamPlan<Tile>& plan) {
-  if (plan.first >= plan.tiles || args.terms != 1) return;
-  const u32 first = plan.first_k(), count = plan.last_k() - first;
-  const i32 column = plan.column(plan.tile(plan.first));
-  for (u32 i = 0; i < Tile::kStages && i < count; ++i) {
-    const i32 k = (first + i) * kBlockK;
-    if constexpr (Tile::kWeightIsKn) {
-      for (int at = 0; at < Tile::kBlockN; at += Tile::kPanelN) tensor_prefetch(&args.weight[0], column + at, k);
-    } else {
-      tensor_prefetch(&args.weight[0], k, column);
-    }
+struct HandOver {
+  static constexpr u32 kSenders = 2;  ///< warps
+  const LaunchArguments& args;
+  const SharedMemory<Tile>& memory;
+
+  MK_DEVICE u32 full() const { return memory.barrier(2 * Tile::kStages + 6); }
+  MK_DEVICE u32 free() const { return memory.barrier(2 * Tile::kStages + 7); }
+  /// A unit of one thread; that of the next thread follows.
+  MK_DEVICE u32 at(u32 slab, u32 unit, u32 thread) const {
+    return memory.base + Tile::kHandedOffset + ((slab * Tile::kUnitsOfSlab + unit) * 128 + thread) * 8;
   }
-}
+  MK_DEVICE void init() const {
+    if constexpr (!Tile::kHandsOver) return;
+    mbarrier_init(full(), kMathGroups * 128);
+    mbarrier_init(free(), kSenders);
+  }
+  /// Before tile number `turn` of this block is written.
+  MK_DEVICE void await_free(u32 turn, Trace& trace) const {
+    if (turn > 0) wait_phase(args, free(), (turn - 1) & 1, kComputeRole, trace);
+  }
+};
 
 /// Load role: this block's k-blocks of each of its tiles.
 template <class Tile>

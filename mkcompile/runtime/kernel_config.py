@@ -44,7 +44,9 @@ GATHER_TILES = tuple(tile for tile in TILES if tile not in ((64, 32), (128, 64))
 STREAM_TILES = ((64, 32), (64, 64), (64, 128), (128, 32), (128, 64), (128, 128))
 SPLITS = (1, 2, 4)
 #: Those whose math groups may take turns: tiles that are long enough for it, and not shared (decision 306).
-PING_PONG = (((128, 128), 1), ((128, 64), 1))
+PING_PONG = (((128, 128), 1),)
+#: Those of reductions whose partials are sent by two warps of their own.
+HANDS_OVER = (((128, 128), 1), ((128, 64), 1), ((64, 128), 1))
 #: Tiles and splits that are compiled ahead: those that were fastest somewhere.
 STREAM_FORMS = tuple(product(((64, 64), (64, 128), (128, 64), (128, 128)), (1, 2)))
 
@@ -57,7 +59,8 @@ class KernelConfig:
     rank's result, which then lies in memory that peers can write; `staged` through the workspace into any memory; or by
     `multicast` to one address behind which all results lie (compiled and inspected only: it has never run). With
     `trace` the kernel writes its timeline (`csrc/abi/trace.h`). `streams` is the form for few rows: one-shot, and each
-    tile shared by the `split` blocks of a cluster; its math groups work on a tile together, or in turn (`ping_pong`).
+    tile shared by the `split` blocks of a cluster; its math groups work on a tile together, or in turn (`ping_pong`),
+    or together while two warps send the tile before (`hands_over`).
 
     Raises: OperatorInputError for a combination that does not exist.
     """
@@ -75,12 +78,15 @@ class KernelConfig:
     streams: bool = False
     split: int = 1
     ping_pong: bool = False
+    hands_over: bool = False
     network: Network = "none"
 
     def __post_init__(self) -> None:
         tiles = STREAM_TILES if self.streams else TILES
         if (self.block_m, self.block_n) not in tiles:
             raise OperatorInputError(f"no tile {self.block_m}x{self.block_n}; tiles: {tiles}")
+        if self.hands_over and not (self.streams and self.reduces and self.split == 1 and not self.ping_pong):
+            raise OperatorInputError("only streaming reductions of whole tiles hand them over")
         if self.ping_pong and not self.streams:
             raise OperatorInputError("only streaming kernels can be ping-pong")
         if self.split not in (SPLITS if self.streams else (1,)) or self.group_n % (8 * self.split):
@@ -135,7 +141,8 @@ class KernelConfig:
     def _fixed_shared_bytes(self) -> int:
         if self.streams:
             slice_bytes = self.block_m * self.block_n * 4 // self.split
-            return 1024 + 2 * (self.split - 1) * slice_bytes + 7 * 8 + 16
+            handed_bytes = self.tile_bytes + 2 * 8 if self.hands_over else 0
+            return 1024 + 2 * (self.split - 1) * slice_bytes + handed_bytes + 7 * 8 + 16
         spare_bytes = 2 * 64 * self.panel_n * 2 if self.broadcast == "staged" else 0
         copy_barriers = 2 + 2 * self.num_panels if self.broadcast == "staged" else 0
         barriers = 3 * 2 * self.num_panels + copy_barriers + 1
@@ -167,6 +174,7 @@ class KernelConfig:
         parts += [part for part in (self.activation, self.broadcast) if part != "none"]
         parts += [f"stream{self.split}"] if self.streams else []
         parts += ["pp"] if self.ping_pong else []
+        parts += ["ho"] if self.hands_over else []
         parts += [self.network] if self.network != "none" else []
         parts += ["trace"] if self.trace else []
         return "_".join(parts)
@@ -188,7 +196,7 @@ class KernelConfig:
         """The C++ type of the tile."""
         shape = f"{self.block_m}, {self.block_n}, {self.stages}, {_FLAGS[self.weight_layout == 'kn']}"
         if self.streams:
-            return f"mk::StreamShape<{shape}, {self.split}, {_FLAGS[self.ping_pong]}>"
+            return f"mk::StreamShape<{shape}, {self.split}, {_FLAGS[self.ping_pong]}, {_FLAGS[self.hands_over]}>"
         tile = f"mk::TileShape<{shape}, {_FLAGS[self.broadcast == 'staged']}>"
         return f"mk::ImageTile<{tile}>" if self._moves_images else tile
 
@@ -233,10 +241,10 @@ def all_configs() -> list[KernelConfig]:
     for (block_m, block_n), dtype, layout, has_bias in product(GATHER_TILES, dtypes, layouts, (False, True)):
         common = {"block_m": block_m, "block_n": block_n, "dtype": dtype, "weight_layout": layout, "has_bias": has_bias}
         configs.append(KernelConfig(operator="all_gather_gemm", **common))  # type: ignore[arg-type]
-    forms = [(form, turns) for turns, known in ((False, STREAM_FORMS), (True, PING_PONG)) for form in known]
-    for ((tile, split), turns), dtype, layout, has_bias in product(forms, dtypes, layouts, (False, True)):
+    forms = [(form, hands) for hands, known in ((False, STREAM_FORMS), (True, HANDS_OVER)) for form in known]
+    for ((tile, split), hands), dtype, layout, has_bias in product(forms, dtypes, layouts, (False, True)):
         common = {"block_m": tile[0], "block_n": tile[1], "dtype": dtype, "weight_layout": layout, "has_bias": has_bias}
-        common |= {"streams": True, "split": split, "ping_pong": turns}
+        common |= {"streams": True, "split": split, "hands_over": hands}
         configs += [KernelConfig(operator=name, **common) for name in ("gemm_reduce_scatter", "gemm_all_reduce")]  # type: ignore[arg-type]
     for (block_m, block_n), dtype, layout, has_bias in product(TILES, dtypes, layouts, (False, True)):
         common = {"block_m": block_m, "block_n": block_n, "dtype": dtype, "weight_layout": layout, "has_bias": has_bias}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from mkcompile.runtime.kernel_config import BLOCK_K, PING_PONG, SPLITS, STREAM_TILES, KernelConfig
+from mkcompile.runtime.kernel_config import BLOCK_K, HANDS_OVER, PING_PONG, SPLITS, STREAM_TILES, KernelConfig
 from mkcompile.runtime.tile_schedule import LINK_BYTES_PER_US, SM_FLOP_PER_US, LaunchSize, TileSchedule
 from mkcompile.runtime.workspace_layout import MAILBOX_BYTES
 
@@ -17,8 +17,6 @@ _PACED_SHARE = 0.6
 # A little less than the link's own time, so that it never runs dry.
 _LINK_SHARE = 0.95
 _UNIT_BYTES = 1024  # what one group stores at once. Source: Mailbox in csrc/device/mailbox.cuh
-# Below, a reduce-scatter is bound by the link, and turns only delay the first tiles.
-_TURNS_K = 2048
 
 
 class StreamForm(NamedTuple):
@@ -31,15 +29,19 @@ class StreamForm(NamedTuple):
 def stream_tactic(
     base: KernelConfig, size: LaunchSize, form: StreamForm, num_sms: int
 ) -> tuple[KernelConfig, TileSchedule]:
-    """Kernel and schedule. Where blocks have several tiles each, the math groups take turns.
+    """Kernel and schedule. Where blocks have several tiles each, the math groups take turns, or hand partials over.
 
     Raises: OperatorInputError where the blocks of a cluster can't share such a tile.
     """
     together = stream_config(base, form.tile, form.split)
     waves = size.tiles(together) / most_clusters(together, num_sms)
-    gains = base.operator != "gemm_reduce_scatter" or size.k >= _TURNS_K
-    takes_turns = waves > 1 and gains and (form.tile, form.split) in PING_PONG
-    config = stream_config(base, form.tile, form.split, ping_pong=True) if takes_turns else together
+    known = HANDS_OVER if base.reduces else PING_PONG
+    if waves <= 1 or (form.tile, form.split) not in known:
+        config = together
+    elif base.reduces:
+        config = stream_config(base, form.tile, form.split, hands_over=True)
+    else:
+        config = stream_config(base, form.tile, form.split, ping_pong=True)
     return config, stream_schedule(config, size, num_sms)
 
 
@@ -58,8 +60,10 @@ def stream_schedule(config: KernelConfig, size: LaunchSize, num_sms: int) -> Til
 
 
 def _band(config: KernelConfig, size: LaunchSize) -> int:
-    """Row tiles that are walked together: the rows of one owner, or all."""
-    if config.operator == "gemm_reduce_scatter" and size.segments == 1:
+    """Row tiles that are walked together: the rows of one owner, or all. Only where the peers' rows, which then all
+    come first, are sent by others than those who multiply.
+    """
+    if config.operator == "gemm_reduce_scatter" and config.hands_over and size.segments == 1:
         owned = size.m // size.world
         if owned % config.block_m == 0:
             return owned // config.block_m
@@ -67,10 +71,10 @@ def _band(config: KernelConfig, size: LaunchSize) -> int:
 
 
 def _pace_ns(config: KernelConfig, size: LaunchSize, grid: int) -> int:
-    """Between the units of a tile, where one group sends while the other multiplies: over a share of the next tile's
-    time, but no faster than the link takes what all blocks send: what waits for the link blocks an SM's loads.
+    """Between the units of a tile, which are sent while others are multiplied: over a share of the next tile's time,
+    but no faster than the link takes what all blocks send: what waits for the link blocks an SM's loads.
     """
-    if not config.ping_pong or size.world == 1:
+    if not (config.ping_pong or config.hands_over) or size.world == 1:
         return 0
     flop = 2 * config.block_m * config.block_n * size.k / config.split
     units = config.block_m // 64 * config.block_n // 8 // config.split * (size.world - 1)
@@ -78,13 +82,15 @@ def _pace_ns(config: KernelConfig, size: LaunchSize, grid: int) -> int:
     return int(max(_PACED_SHARE * flop / SM_FLOP_PER_US * 1000 / units, link_ns))
 
 
-def stream_config(base: KernelConfig, tile: tuple[int, int], split: int, ping_pong: bool = False) -> KernelConfig:
+def stream_config(
+    base: KernelConfig, tile: tuple[int, int], split: int, ping_pong: bool = False, hands_over: bool = False
+) -> KernelConfig:
     """The streaming kernel of an operator, with its dtype, layout, bias and activation.
 
     Raises: OperatorInputError where the blocks of a cluster can't share such a tile.
     """
     return replace(
-        base, streams=True, broadcast="none", split=split, ping_pong=ping_pong,
+        base, streams=True, broadcast="none", split=split, ping_pong=ping_pong, hands_over=hands_over,
         block_m=tile[0], block_n=tile[1], stages=0,
     )  # fmt: skip
 
@@ -96,7 +102,9 @@ def stream_configs(base: KernelConfig) -> list[KernelConfig]:
         group_n = tile[1] if tile[0] == 128 else tile[1] // 2
         if group_n % (8 * split) == 0:
             found.append(stream_config(base, tile, split))
-    return found + [stream_config(base, tile, split, ping_pong=True) for tile, split in PING_PONG]
+    found += [stream_config(base, tile, split, ping_pong=True) for tile, split in PING_PONG]
+    handing = HANDS_OVER if base.reduces else ()
+    return found + [stream_config(base, tile, split, hands_over=True) for tile, split in handing]
 
 
 def can_stream(config: KernelConfig, size: LaunchSize) -> bool:

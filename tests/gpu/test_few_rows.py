@@ -84,6 +84,22 @@ def test_any_number_of_rows(operator: str, m: int) -> None:
     rows = m * group.world if operator == "gemm_reduce_scatter" else m
     for tile, split, turns in (((64, 64), 1, 0), ((64, 64), 2, 0), ((128, 64), 1, 0), ((128, 128), 2, 1)):
         check(group, stream_config(operator, tile, split, ping_pong=bool(turns)), rows, 520, 264)
+    for tile in ((128, 64), (64, 128)):
+        check(group, stream_config(operator, tile, hands_over=True), rows, 520, 264)
+
+
+@OPERATORS
+@WORLDS
+def test_partials_handed_over_to_other_warps(operator: str, world: int) -> None:
+    group = group_of((0,) * world)
+    for m, n, tile, grid, band in (
+        (256 * world, 512, (128, 128), 8, 2), (128 * world, 512, (128, 64), 4, 1), (100 * world, 520, (128, 64), 3, 1),
+        (64 * world, 1032, (64, 128), 1, 1), (64 * world, 1024, (64, 128), 4, 1), (16, 520, (64, 128), 2, 1),
+    ):  # fmt: skip
+        config = stream_config(operator, tile, hands_over=True)
+        for pace_ns in (0, 300):
+            schedule = TileSchedule(grid=grid, raster_group=band, pace_ns=pace_ns)
+            check(group, config, m, n, 264, epochs=4, schedule=schedule, late=[world - 1])
 
 
 @OPERATORS
@@ -133,6 +149,7 @@ def test_few_and_many_rows_alternate_on_one_workspace() -> None:
         (stream_config("gemm_all_reduce", (128, 64), 2, ping_pong=True), 200, 520, 264),
         (config_of("gemm_reduce_scatter", "none"), 2048, 1024, 264),
         (stream_config("gemm_all_reduce", (64, 128), 4), 1, 264, 520),
+        (stream_config("gemm_reduce_scatter", (128, 64), hands_over=True), 512, 1024, 264),
     ]
     runs = []
     for round_idx in range(5):
@@ -247,3 +264,8 @@ def test_two_gpus(operator: str, late: list[int]) -> None:
     ):  # fmt: skip
         config = stream_config(operator, tile, split, ping_pong=turns)
         check(group, config, m, 4096, 1032, epochs=5, late=late)
+    for m, tile, band, grid in ((512, (128, 64), 2, 128), (1024, (128, 128), 4, 128), (500, (64, 128), 1, 90)):
+        schedule = TileSchedule(grid=grid, raster_group=band, pace_ns=300)
+        check(
+            group, stream_config(operator, tile, hands_over=True), m, 4096, 1032, epochs=5, late=late, schedule=schedule
+        )

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.tile_schedule import TileSchedule
 
 from .ranks import RankGroup, RankInput, nan_outputs, random_input
 from .truth import assert_bitwise, assert_close, summed
@@ -42,7 +43,7 @@ def expected_of(config: KernelConfig, rank: int, world: int, whole: torch.Tensor
 
 def check(
     group: RankGroup, config: KernelConfig, m: int, n: int, k: int, *, epochs: int = 3, late: Sequence[int] = (),
-    segments: int = 1, integers: bool = True,
+    segments: int = 1, integers: bool = True, schedule: TileSchedule | None = None,
 ) -> None:  # fmt: skip
     """Back-to-back launches with different inputs, then all checked: close, exact, and the same on all ranks."""
     home = f"cuda:{group.devices[0]}"
@@ -56,7 +57,7 @@ def check(
         outs = nan_outputs(group, rows, n, config)
         epochs_inputs.append(inputs)
         epochs_outs.append(outs)
-        launches.append(group.prepare(config, inputs, outs, segments=segments))
+        launches.append(group.prepare(config, inputs, outs, segments=segments, schedule=schedule))
     group.synchronize()
     for epoch in range(epochs):
         for rank in late:

@@ -40,7 +40,8 @@ CONFIGS = [
     KernelConfig(streams=True, block_m=128, block_n=64, split=2, activation="silu"),
     KernelConfig(operator="gemm_all_reduce", streams=True, block_m=128, block_n=128),
     KernelConfig(operator="gemm_reduce_scatter", streams=True, block_m=64, block_n=64, split=4, has_bias=True),
-    KernelConfig(operator="gemm_all_reduce", streams=True, block_m=128, block_n=128, split=2, ping_pong=True),
+    KernelConfig(streams=True, block_m=128, block_n=128, split=2, ping_pong=True),
+    KernelConfig(operator="gemm_all_reduce", streams=True, block_m=128, block_n=128, hands_over=True),
 ]
 MAX_REGISTERS = 168  # 65536 / 384 threads, what the launch may take
 

@@ -66,14 +66,20 @@ def test_tiles_beyond_the_mailboxes_are_refused(fake_driver: FakeDriver) -> None
     assert not can_stream(config, size(4096, 8192, 64))
 
 
-def test_groups_take_turns_where_blocks_have_several_long_tiles() -> None:
-    def turns(base: KernelConfig, m: int, k: int, form: StreamForm) -> bool:
-        return stream_tactic(base, size(m, 8192, k), form, NUM_SMS)[0].ping_pong
+def test_groups_hand_partials_over_or_take_turns_where_blocks_have_several_tiles() -> None:
+    def form(base: KernelConfig, m: int, k: int, form: StreamForm) -> tuple[bool, bool]:
+        config = stream_tactic(base, size(m, 8192, k), form, NUM_SMS)[0]
+        return config.hands_over, config.ping_pong
 
-    scatter, whole = KernelConfig(operator="gemm_reduce_scatter"), StreamForm((128, 128), 1)
-    assert turns(REDUCE, 512, 1024, whole) and not turns(REDUCE, 256, 1024, whole)
-    assert turns(scatter, 512, 3584, whole) and not turns(scatter, 512, 1024, whole)
-    assert not turns(REDUCE, 512, 1024, StreamForm((128, 128), 2))
+    whole = StreamForm((128, 128), 1)
+    assert form(REDUCE, 512, 1024, whole) == (True, False) and form(REDUCE, 256, 1024, whole) == (False, False)
+    assert form(KernelConfig(), 512, 1024, whole) == (False, True)
+    assert form(REDUCE, 512, 1024, StreamForm((128, 128), 2)) == (False, False)
+    assert form(REDUCE, 512, 1024, StreamForm((64, 64), 1)) == (False, False)
+
+
+def test_partials_are_sent_over_the_next_tile_but_no_faster_than_the_link() -> None:
+    whole = StreamForm((128, 128), 1)
     paced = stream_tactic(REDUCE, size(512, 8192, 3584), whole, NUM_SMS)[1]
     assert 0.55 < paced.pace_ns * 32 / 20e3 < 0.65, "32 units in 0.6 of a tile of 20 us"
     link = stream_tactic(REDUCE, size(512, 8192, 1024), whole, NUM_SMS)[1]
