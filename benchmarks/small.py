@@ -181,8 +181,7 @@ def contenders_of(bench: Bench, op: OperatorName, shape: Shape, rotation: Rotati
     """cuBLAS first."""
     variants = swept_variants(op, shape, bench.world) if sweep else chosen_variants(op, shape, bench.world)
     mine = [ours(name, variant, rotation, bench.arena) for name, variant in variants]
-    named = others(op, rotation, bench.arena)
-    return [*(named[:1] if sweep else named), *mine]
+    return [*others(op, rotation, bench.arena), *mine]
 
 
 def rows_of(bench: Bench, op: OperatorName, shape: Shape, options: argparse.Namespace) -> Iterator[dict[str, object]]:

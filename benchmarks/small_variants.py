@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mkcompile.ops.problem import Problem
 from mkcompile.plan.decide import Policy, decide
 from mkcompile.plan.topology import preset
 from mkcompile.runtime.form import Form
-from mkcompile.runtime.kernel_config import KernelConfig, OperatorName
-from mkcompile.runtime.stream_schedule import StreamForm, can_stream, stream_configs, stream_schedule, stream_tactic
+from mkcompile.runtime.kernel_config import STREAM_FORMS, KernelConfig, OperatorName
+from mkcompile.runtime.stream_schedule import StreamForm, can_stream, stream_config, stream_tactic
 from mkcompile.runtime.tactics import from_plan
 from mkcompile.runtime.tile_schedule import LaunchSize
 
@@ -17,9 +15,9 @@ from .shapes import Shape
 from .small_contenders import Variant, default_configs, default_variant, max_grid, num_sms, size_of
 
 Named = list[tuple[str, Variant]]
-_MOST_WAVES = 4
-# Few rows lie in few slices of L2: blocks may begin at different ones.
-_STAGGERED_ROWS = 32
+_MOST_WAVES = 8
+_MANY_ROWS = 512
+_SMALL_K = 2048
 
 
 def chosen_variants(op: OperatorName, shape: Shape, world: int) -> Named:
@@ -53,26 +51,28 @@ def _gemm_variant(size: LaunchSize) -> Variant:
     columns = 64 if size.m <= 128 else 128
     tiles = -(-size.m // rows) * -(-size.n // columns)
     split = 2 if 2 * tiles <= num_sms() else 1
-    config, schedule = stream_tactic(KernelConfig(), size, StreamForm((rows, columns), split), num_sms())
+    return _streaming(KernelConfig(), size, StreamForm((rows, columns), split))
+
+
+def _streaming(base: KernelConfig, size: LaunchSize, form: StreamForm) -> Variant:
+    config, schedule = stream_tactic(base, size, form, num_sms())
     return Variant(config=config, schedule=schedule)
 
 
 def swept_variants(op: OperatorName, shape: Shape, world: int) -> Named:
-    """The runtime's choice of tiles, and every streaming kernel that is not absurd."""
+    """Every streaming kernel that the planner may take and is not absurd, and the others' choice of tiles."""
     size = size_of(op, shape, world)
-    found = [
-        (f"{name} {variant.text}", variant)
-        for name, base in default_configs(op)
-        for variant in [default_variant(base, size, max_grid())]
-    ]
-    for config in stream_configs(default_configs(op)[0][1]):
-        if not _is_sensible(config, size):
-            continue
-        chosen = stream_schedule(config, size, num_sms())
-        staggered = replace(chosen, lag=1) if size.m <= _STAGGERED_ROWS else chosen
-        schedules = {chosen, replace(chosen, pace_ns=0), staggered}
-        for schedule in sorted(schedules, key=lambda one: (one.lag, one.pace_ns)):
-            variant = Variant(config=config, schedule=schedule)
+    found: Named = []
+    if shape.m >= _MANY_ROWS:
+        found += [
+            (f"{name} {variant.text}", variant)
+            for name, base in default_configs(op)
+            for variant in [default_variant(base, size, max_grid())]
+        ]
+    base = default_configs(op)[0][1]
+    for form in (StreamForm(tile, split) for tile, split in STREAM_FORMS):
+        if _is_sensible(stream_config(base, *form), size):
+            variant = _streaming(base, size, form)
             found.append((f"mkcompile {variant.text}", variant))
     return found
 
@@ -80,8 +80,7 @@ def swept_variants(op: OperatorName, shape: Shape, world: int) -> Named:
 def _is_sensible(config: KernelConfig, size: LaunchSize) -> bool:
     """Not too few blocks, not too many waves, not mostly padding."""
     waves, tile_n = size.tiles(config) * config.split / num_sms(), config.block_n
-    wastes = (config.block_m == 128 and size.m <= 64) or (config.block_m == 64 and size.m > 128)
-    idles = (config.ping_pong and waves <= 1) or (config.split > 1 and waves > 1 and not config.ping_pong)
-    slow = config.block_n == 32 or (config.split == 4 and not config.ping_pong) or (size.m >= 512 and tile_n == 64)
-    fits = can_stream(config, size) and 0.4 <= waves <= _MOST_WAVES * config.split
-    return fits and not (wastes or idles or slow)
+    wastes = (config.block_m == 128 and size.m <= 64) or (config.block_m == 64 and size.m > 128 and tile_n == 64)
+    slow = size.m >= 512 and (config.split > 1 or (tile_n == 64 and size.k > _SMALL_K))
+    fits = can_stream(config, size) and 0.4 <= waves <= _MOST_WAVES
+    return fits and not (wastes or slow or (config.split > 1 and waves > 1))
