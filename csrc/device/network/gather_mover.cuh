@@ -9,9 +9,9 @@
 //                     node_shard                                      result
 //
 // The blocks of a role share each chunk; the last to finish tells of it. A chunk leaves by the network from this rank's
-// own slot for it: only workspaces are registered. Slots are free: the launch before the last, which used the region, has
-// finished everywhere, because the last does not end before all have entered it (see NetworkRollCall). For the same
-// reason what a command reads is not written before it has been sent.
+// own slot for it: only workspaces are registered. Slots are free: the launch before the last, which used the region,
+// has finished everywhere, because the last does not end before all have entered it (see NetworkRollCall). For the
+// same reason what a command reads is not written before it has been sent.
 #include "device/gather_engine.cuh"
 #include "device/network/gather.cuh"
 #include "device/network/send.cuh"
@@ -44,12 +44,12 @@ struct ShardMover {
   }
   MK_DEVICE u64 slot(u32 at, u32 source) const { return args.workspace[at] + shards.slot(source); }
 
-  /// All threads: the slots of a shard on the other ranks of this node, and on this one where it does not lie there yet.
+  /// All threads: the slots of a shard on the other ranks of this node, and with `here` on this one, too.
   MK_DEVICE void aim(u32 source, bool here) {
     __syncthreads();  // nobody copies with the old ones
     targets = args.world - (here ? 0 : 1);
     if (threadIdx.x < args.world) {
-      const u32 peer = args.rank + threadIdx.x < args.world ? args.rank + threadIdx.x : args.rank + threadIdx.x - args.world;
+      const u32 next = args.rank + threadIdx.x, peer = next < args.world ? next : next - args.world;
       if (here || threadIdx.x != 0) to[threadIdx.x - (here ? 0 : 1)] = slot(peer, source);
     }
     __syncthreads();
@@ -149,8 +149,8 @@ MK_DEVICE void mover_own_role(ShardMover& mover, u32 part, u32 parts) {
   }
 }
 
-/// Relay role: what rail peers send, to this node's other ranks; and where the gathered tensor is returned, all shards into
-/// it. Those that this rank passes on come before those that others pass on, so no two ranks wait for each other.
+/// Relay role: what rail peers send, to this node's other ranks; and where the gathered tensor is returned, all shards
+/// into it. Those that this rank passes on come before those that others do, so no two ranks wait for each other.
 MK_DEVICE void mover_relay_role(ShardMover& mover, u32 part, u32 parts) {
   const LaunchArguments& args = mover.args;
   for (u32 hop = 0; hop < mover.nodes(); ++hop) {

@@ -9,8 +9,8 @@
 
 namespace mk {
 
-/// Positions: own rows; those of the other ranks of this node; then node by node. The shards of a node come side by side,
-/// so bands of rows are taken from all of them in turn.
+/// Positions: own rows; those of the other ranks of this node; then node by node. The shards of a node come side by
+/// side, so bands of rows are taken from all of them in turn.
 struct NodeGatherSchedule : GatherSchedule {
   u32 local, nodes, node, in_node;  ///< ranks of a node, nodes; this rank's place
 
@@ -45,8 +45,8 @@ struct NodeGatherSchedule : GatherSchedule {
   }
 };
 
-/// Places and names of the chunks of all shards, equal on all ranks. A chunk is `group_rows` rows of a shard; shards lie in
-/// the staging region of the epoch in the order of their ranks.
+/// Places and names of the chunks of all shards, equal on all ranks. A chunk is `group_rows` rows of a shard; shards lie
+/// in the staging region of the epoch in the order of their ranks.
 struct ShardChunks {
   u64 row_bytes, shard_bytes, region;  ///< `region`: offset from the workspace's start
   u32 rows, group_rows, chunks, local, nodes, max_chunks, parity;

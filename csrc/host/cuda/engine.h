@@ -4,10 +4,10 @@
 // A copy costs the device about 3 us and an event or a written value as much again, whatever their size; at 50 GB/s
 // 256 KB take 5. So copies whose bytes adjoin, in source and destination, become one of up to kMergedBytes; an event
 // stands for all copies of about kMarkedBytes; and the next copies go to another stream, so that the event costs them
-// nothing. What is still held back goes out at the end of the proxy's round, in commit(). A copy counts as finished once
-// the event behind it is, and those before. Flags go out on streams of their own, all of a round in one call, each behind
-// a system fence: what was finished before is visible. Those of the next round take another stream, so that they wait for
-// no other's fence; a flag has one message in flight, so no word is written twice at once.
+// nothing. What is still held back goes out at the end of the proxy's round, in commit(). A copy counts as finished
+// once the event behind it is, and those before. Flags go out on streams of their own, all of a round in one call, each
+// behind a system fence: what was finished before is visible. Those of the next round take another stream, so that they
+// wait for no other's fence; a flag has one message in flight, so no word is written twice at once.
 #include <array>
 #include <memory>
 #include <vector>
