@@ -97,13 +97,12 @@ struct ImageLoader {
     for (u32 position = schedule.first(); position < schedule.positions(); position = schedule.next(position)) {
       const GatherPlace place = schedule.template place<Tile>(gather, position);
       trace.begin();
-      if (schedule.order != kColumns) {
-        load(place, place.owner, schedule.order == kApart && place.owner == args.rank, 0, true);
-      } else {
-        for (u32 step = 0; step < args.world; ++step) {
-          const u32 source = args.rank + step < args.world ? args.rank + step : args.rank + step - args.world;
-          load(place, source, step == 0, source * args.k[0], step == 0);
-        }
+      const bool columns = schedule.order == kColumns;
+      for (u32 step = 0; step < (columns ? args.world : 1); ++step) {
+        const u32 next = args.rank + step < args.world ? args.rank + step : args.rank + step - args.world;
+        const u32 source = columns ? next : place.owner;
+        const bool own = source == args.rank && schedule.order != kTogether;
+        load(place, source, own, columns ? source * args.k[0] : 0, step == 0);
       }
       trace.end(kTraceLoad, place.owner, position);
     }

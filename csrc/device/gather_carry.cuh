@@ -18,6 +18,7 @@ struct Carrier {
   const bool returns;
   const u32 first_step, end;
   u32 parity = 0;
+  Image loading;  ///< what the slot has been asked for
   Trace trace;
 
   MK_DEVICE Carrier(const LaunchArguments& args, const GatherArguments& gather, const SharedMemory<Tile>& memory)
@@ -38,10 +39,10 @@ struct Carrier {
     parity ^= 1;
   }
 
-  MK_DEVICE void load_own(u32 at) const {
-    const Image image = walk.image(at, first_step, args.rank);
+  MK_DEVICE void load_own(u32 at) {
+    loading = walk.image(at, first_step, args.rank);
     mbarrier_arrive_expect(full(), Tile::kImageBytes);
-    tensor_load(slot(), &args.a[0], full(), image.k_block * kBlockK, image.row);
+    tensor_load(slot(), &args.a[0], full(), loading.k_block * kBlockK, loading.row);
   }
   MK_DEVICE void keep(const Image& image) const {
     tensor_store(&gather.gathered, slot(), image.k_block * kBlockK, image.run_row, image.run);
@@ -61,8 +62,8 @@ struct Carrier {
   }
 
   /// One image of the own shard, which has been asked for.
-  MK_DEVICE void send(const Images<Tile>& images, u32 at, u32 next) {
-    const Image image = walk.image(at, first_step, args.rank);
+  MK_DEVICE void send(const Images<Tile>& images, u32 next) {
+    const Image image = loading;
     const u32 peer = args.rank >= image.step ? args.rank - image.step : args.rank + args.world - image.step;
     trace.begin();
     wait_loaded();
@@ -113,18 +114,21 @@ struct Carrier {
     const ImageWalk whole = ImageWalk::template make<Tile>(args, gather, args.rank, gather.order == kTogether);
     const u32 come = !returns ? 0 : whole.images * (gather.order == kTogether ? 1 : args.world - 1);
     u32 received = blockIdx.x;
-    for (u32 at = blockIdx.x; at < end; at += gridDim.x) {
+    for (u32 at = blockIdx.x; at < end || received < come; at += gridDim.x) {
       if (epoch == 0) {  // the launch must not run: what was asked for must come before the block ends
-        wait_loaded();
+        if (at < end) wait_loaded();
         return;
       }
-      send(arrivals.images, at, at + gridDim.x);
-      if (!returns) continue;
-      if (received < at && received < come && !arrivals.given_up) receive(arrivals, whole, received);
-      received += received < at ? gridDim.x : 0;
-      if (at + gridDim.x < end) load_own(at + gridDim.x);
+      const u32 next = at + gridDim.x;
+      if (at < end) send(arrivals.images, next);
+      // The peers send theirs in the same order, kTogether those to themselves first: what waits is sent by then.
+      if (received < come && (at >= end || (received < at && gather.order != kTogether))) {
+        if (arrivals.given_up && at >= end) break;
+        if (!arrivals.given_up) receive(arrivals, whole, received);
+        received += gridDim.x;
+      }
+      if (returns && next < end) load_own(next);
     }
-    for (; received < come && !arrivals.given_up; received += gridDim.x) receive(arrivals, whole, received);
     bulk_wait<0>();
   }
 };

@@ -122,19 +122,28 @@ Flag = tuple[int, int, int, int]  # at rank, from rank, row tile, k-block
 Steps = list[tuple[list[Flag], list[Flag]]]  # what is waited for, what is raised
 
 
-def carried(size: GatherSize, schedule: GatherSchedule, rank: int, block: int, returned: bool) -> Steps:
-    """What the carrying thread of a block does."""
+def carried(size: GatherSize, schedule: GatherSchedule, rank: int, block: int, beside: bool) -> Steps:
+    """What the carrying thread of a block does where the gathered tensor is returned. Images of the others are taken
+    when they come, and those of rows that lie together (but for `beside`) when all own ones are sent.
+    """
     world, together = size.world, schedule.order == TOGETHER
     first_step = 0 if together else 1
     sent = images_of(size, schedule, rank, first_step=first_step, steps=world - first_step)
+    come = images_of(size, schedule, rank, first_step=1, whole=True) if together else sent
     steps: Steps = []
-    for at in range(block, len(sent), schedule.grid):
-        one = sent[at]
-        steps.append(([], [((rank - one.step) % world, rank, one.row_tile, one.k_block)]))
-        before = at - schedule.grid
-        if returned and not together and before >= 0:
-            came = sent[before]
-            steps.append(([(rank, (rank + came.step) % world, came.row_tile, came.k_block)], []))
+    received = block
+    for at in range(block, max(len(sent) + schedule.grid * len(come), 1), schedule.grid):
+        if at < len(sent):
+            one = sent[at]
+            steps.append(([], [((rank - one.step) % world, rank, one.row_tile, one.k_block)]))
+        if received < len(come) and (at >= len(sent) or (received < at and (beside or not together))):
+            one = come[received]
+            sources = (rank + one.step) % world, (rank + one.step) % world
+            if together:
+                sources = one.run_row // size.shard_rows, (one.run_row + one.rows - 1) // size.shard_rows
+            needs = [(rank, source, one.row_tile, one.k_block) for source in range(sources[0], sources[1] + 1)]
+            steps.append((needs, []))
+            received += schedule.grid
     return steps
 
 
@@ -149,7 +158,9 @@ def computed(size: GatherSize, schedule: GatherSchedule, place: Place, rank: int
     return [(rank, source, place.row_tile, k) for source in sources for k in range(ceil(size.k / 64))]
 
 
-def stuck_threads(size: GatherSize, plan: GatherSchedule, grids: Sequence[int], one_thread: bool = False) -> int:
+def stuck_threads(
+    size: GatherSize, plan: GatherSchedule, grids: Sequence[int], *, one_thread: bool = False, beside: bool = False
+) -> int:
     """Threads that can never finish: those that carry and those that load are different ones. Every wait is for a flag
     that stays raised, so that running whoever can until nobody can decides it.
     """
@@ -160,7 +171,7 @@ def stuck_threads(size: GatherSize, plan: GatherSchedule, grids: Sequence[int], 
             tiles: Steps = [
                 (computed(size, schedule, place, rank), []) for place in tiles_of(size, schedule, rank, block)
             ]
-            moves = carried(size, schedule, rank, block, returned=True)
+            moves = carried(size, schedule, rank, block, beside)
             threads += [tiles + moves] if one_thread else [tiles, moves]
     raised: set[Flag] = set()
     done = [0] * len(threads)
@@ -188,3 +199,9 @@ def test_blocks_that_compute_before_they_push_get_stuck() -> None:
     size, schedule = size_of(APART, 2), GatherSchedule(grid=3)
     assert stuck_threads(size, schedule, (3, 3)) == 0
     assert stuck_threads(size, schedule, (3, 3), one_thread=True) > 0
+
+
+def test_rows_that_lie_together_and_are_taken_before_all_are_sent_get_stuck() -> None:
+    size, schedule = size_of(TOGETHER, 2, 300), GatherSchedule(grid=2, order=TOGETHER)
+    assert stuck_threads(size, schedule, (2, 2)) == 0
+    assert stuck_threads(size, schedule, (2, 2), beside=True) > 0
