@@ -176,7 +176,8 @@ def _rank_main(rank: int, job: _Job) -> None:
             partial = target.with_name(target.name + ".partial")
             partial.write_bytes(pickle.dumps(result))
             partial.rename(target)
-            if not job.one_group or _any_failed(job, name):
+            is_last = name == list(job.cases)[-1]
+            if not job.one_group or is_last or _any_failed(job, name):
                 _leave_group()
             else:
                 _leave_subgroups()

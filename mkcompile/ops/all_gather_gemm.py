@@ -87,7 +87,10 @@ class AllGatherGemm:
 
     def reference(self) -> list[Tensor]:
         """One all-gather, then the GEMMs by ATen."""
-        gathered = collectives.all_gather(self.x, self.dim, self.world_size, self.group)
+        return self.of_gathered(collectives.all_gather(self.x, self.dim, self.world_size, self.group))
+
+    def of_gathered(self, gathered: Tensor) -> list[Tensor]:
+        """The results, once the shards are there. Shapes: gathered as `gathered_shape`."""
         gathered_MK = gathered.reshape(-1, gathered.shape[-1])
         products = [_product(gathered_MK, *each) for each in zip(self.w, self.bias, self.forms, strict=True)]
         return [*products, gathered] if self.return_gathered else products

@@ -22,22 +22,29 @@ KernelSource = Callable[[Call], Any]
 
 
 class Dispatch(ShortcutLauncher):
-    """Agreement first, so that a launch that the ranks do not share never starts; then the kernel source."""
+    """Agreement first, so that a launch that the ranks do not share never starts; then the kernel sources in order."""
 
-    def __init__(self, agreement: Agreement, kernels: KernelSource | None = None) -> None:
+    def __init__(
+        self, agreement: Agreement, kernels: KernelSource | None = None, network: KernelSource | None = None
+    ) -> None:
+        """`network`: asked before `kernels`; for calls on CPU tensors over several nodes."""
         self._agreement = agreement
         self._kernels = kernels
+        self._network = network
         self._leading: dict[type[Call], Callable[[Call], Any]] = {}
 
     def __call__(self, call: Call) -> Any | None:
-        """Raises: PlanMismatchError; OperatorInputError and GroupError, before anything is launched."""
+        """Raises: PlanMismatchError; OperatorInputError and GroupError, before anything is launched; as the sources."""
         signature = self._signature(call)
         if not self._agreement.holds(call.group, signature):
             call.check()
             problem = call.problem()
             facts = "".join(f",{fact}" for fact in sorted(key.facts_of(call.plan_key)))
             self._agreement.reach(call.group, signature, f"{call.NAME} m={problem.m},{problem.key()}{facts}")
-        return None if self._kernels is None else self._kernels(call)
+        result = None if self._network is None else self._network(call)
+        if result is not None or self._kernels is None:
+            return result
+        return self._kernels(call)
 
     @property
     def kernels(self) -> KernelSource | None:

@@ -10,6 +10,7 @@ from mkcompile.runtime.agree import Agreement
 from mkcompile.runtime.dispatch import Dispatch
 from mkcompile.runtime.launcher import Launcher
 from mkcompile.runtime.machine import own_basis
+from mkcompile.runtime.network_reference import network_reference
 from mkcompile.runtime.tactics import Planned
 
 
@@ -19,7 +20,8 @@ def install(trace: bool | None = None) -> None:
     `trace`: kernels write their timelines; None: as the settings say.
     """
     agreement = Agreement(settings().timeout_s)
-    set_launcher(Dispatch(agreement, Launcher(tactics=Planned(own_basis, agreement), trace=trace)))
+    launcher_of_gpus = Launcher(tactics=Planned(own_basis, agreement), trace=trace)
+    set_launcher(Dispatch(agreement, launcher_of_gpus, network_reference()))
 
 
 def kernels() -> Launcher | None:
