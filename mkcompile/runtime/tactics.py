@@ -9,6 +9,7 @@ from mkcompile.ops.groups import find
 from mkcompile.ops.registry import Call
 from mkcompile.plan.decide import Policy
 from mkcompile.plan.key import fuse_of
+from mkcompile.plan.placement import placed
 from mkcompile.plan.plan import Plan
 from mkcompile.runtime.agree import Agreement
 from mkcompile.runtime.form import Form
@@ -72,7 +73,8 @@ class Planned:
         return gather_from_plan(form, self._agreed(call, max_grid, self._available), max_grid)
 
     def _agreed(self, call: Call, max_grid: int, available: frozenset[str]) -> Plan:
-        basis, problem = self._published.of(find(call.group), self._own), call.problem()
+        basis = self._published.of(find(call.group), self._own)
+        problem = placed(call.problem(), basis.placement)
         reserve = max(0, basis.topology.gpu.num_sms - max_grid)
         policy = Policy(fuse=fuse_of(call.plan_key), reserve_sms=reserve, available=available)
         plan = basis.table(policy).launch(problem)
