@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -35,11 +36,13 @@ _NETWORKS = ("tcp", "rc", "srd", "unordered")
 
 @dataclass(slots=True, kw_only=True)
 class _Group:
-    """One group: its channels, or why it has none."""
+    """One group: its channels, or why it has none. `lock`: its calls run one after the other."""
 
-    exchange: Exchange | None
+    process_group: weakref.ref[ProcessGroup]
     obstacle: str = ""
     place: Place | None = None
+    is_joined: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class NetworkReference:
@@ -49,7 +52,7 @@ class NetworkReference:
         """`node`: the name of the node that this process is on."""
         self._node = node
         self._groups: dict[str, _Group] = {}
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
 
     def __call__(self, call: Call) -> Any | None:
         """The result, or None where the call is not ours: the same answer on every rank.
@@ -59,8 +62,10 @@ class NetworkReference:
         """
         if not isinstance(call, (GemmReduceScatter, GemmAllReduce, AllGatherGemm)) or not _is_on_cpu(call):
             return None
-        with self._lock:
-            group = self._group(call)
+        group = self._group(call.group)
+        with group.lock:  # not one for all: threads of two ranks may come to two groups in different order
+            if not group.is_joined:
+                self._join(group, call.group)
             if group.place is None:
                 return None
             try:
@@ -74,26 +79,30 @@ class NetworkReference:
 
     def close(self) -> None:
         """End all proxies; later calls are left to the references."""
-        with self._lock:
-            for name, group in self._groups.items():
+        for name, group in self._groups.items():
+            with group.lock:
                 self._give_up(group, name, "it was closed")
 
-    def _group(self, call: Call) -> _Group:
-        """The group's state; a new one where the name belongs to another group than before. Collective when new."""
-        process_group = find(call.group)
-        found = self._groups.get(call.group)
-        if found is None or found.exchange is None or found.exchange.group() is not process_group:
-            if found is not None:
-                self._give_up(found, call.group, "the group has ended")
-            found = self._groups[call.group] = _Group(exchange=None)
-            self._join(found, call.group, process_group)
-        return found
+    def _group(self, name: str) -> _Group:
+        """The group's state; a new one where the name belongs to another group than before."""
+        process_group = find(name)
+        with self._lock:
+            found = self._groups.get(name)
+            if found is None or found.process_group() is not process_group:
+                if found is not None:
+                    self._give_up(found, name, "the group has ended")
+                found = self._groups[name] = _Group(process_group=weakref.ref(process_group))
+            return found
 
-    def _join(self, found: _Group, name: str, process_group: ProcessGroup) -> None:
+    def _join(self, found: _Group, name: str) -> None:
+        """Collective."""
+        process_group = found.process_group()
+        assert process_group is not None
+        found.is_joined = True
         if is_alone(process_group):
             found.obstacle = "it has no other ranks"
             return
-        exchange = found.exchange = Exchange(process_group, "network", settings().timeout_s)
+        exchange = Exchange(process_group, "network", settings().timeout_s)
         placement = Placement.of(exchange.gather("network: nodes", self._node()))
         if placement.num_nodes == 1:
             found.obstacle = "it lies on one node"
