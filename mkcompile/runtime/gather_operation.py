@@ -29,7 +29,7 @@ from mkcompile.runtime.host import contiguous_strides
 from mkcompile.runtime.identity import LaunchIdentity
 from mkcompile.runtime.kernel import LoadedKernel, PeerTable
 from mkcompile.runtime.operation import GROUP, Device, Group
-from mkcompile.runtime.reserve import GROUPS
+from mkcompile.runtime.reserve import GROUPS, Newest, newest_group
 from mkcompile.runtime.symmetric import SymmetricBuffer
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.trace.record import Recorder
@@ -226,7 +226,7 @@ class GatherOperation:
     group: Group
     process_group: Callable[[], ProcessGroup | None]
     plan_key: str
-    num_groups: int
+    newest_group: Newest
     workspace: Workspace | None = None
     area: SymmetricBuffer | None = None
     launches: dict[tuple[int, ...], Prepared] = field(default_factory=dict)
@@ -257,7 +257,7 @@ class GatherOperation:
         if host.current_device() != host.device_idx:
             with torch.cuda.device(device.device):
                 return self.run(x, w, bias)
-        if self.num_groups != len(GROUPS):
+        if self.newest_group() is not next(reversed(GROUPS), None):
             with device.lock:
                 self._notice_groups()
         outs = [host.empty(shape, contiguous_strides(shape), x.dtype) for shape in self.form.out_shapes]
@@ -296,7 +296,7 @@ class GatherOperation:
 
     def _notice_groups(self) -> None:
         """There are other groups than before, whose collectives may need room. Grids may differ by rank."""
-        self.num_groups = len(GROUPS)
+        self.newest_group = newest_group()
         group, schedule = self.process_group(), self.choice.schedule
         if group is None or self.kernel is None:
             return

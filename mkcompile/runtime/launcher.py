@@ -41,7 +41,7 @@ from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.machine import own_basis
 from mkcompile.runtime.operation import GROUP, Device, Group, Operation
 from mkcompile.runtime.platform import CudaPlatform, Platform
-from mkcompile.runtime.reserve import Reserve, of_group
+from mkcompile.runtime.reserve import Reserve, newest_group, of_group
 from mkcompile.runtime.tactics import Planned, Tactic, Tactics
 from mkcompile.runtime.trace.record import RankTrace, Recorder
 from mkcompile.runtime.workspace import WARM_UP_FIRST, Demand, GroupWorkspace
@@ -205,7 +205,7 @@ class Launcher(ShortcutLauncher):
             allocate=partial(device.host.empty, *result),
             process_group=group.workspace.exchange.group,
             plan_key=call.plan_key,
-            num_groups=group.reserve.num_groups,
+            newest_group=group.reserve.newest,
             blueprint=Blueprint(*result, device.device) if config.broadcast == "direct" else None,
         )
 
@@ -238,7 +238,7 @@ class Launcher(ShortcutLauncher):
             group=group,
             process_group=group.workspace.exchange.group,
             plan_key=call.plan_key,
-            num_groups=group.reserve.num_groups,
+            newest_group=group.reserve.newest,
         )
 
     def _engine(self, device: Device) -> EngineDevice:
@@ -287,7 +287,9 @@ class Launcher(ShortcutLauncher):
             found = self._groups[name, device] = Group(
                 obstacle=obstacle,
                 # the ranks of a fake group never come, and where nothing is launched nothing is left to others
-                reserve=Reserve(has_traffic=True, given=False, num_groups=0) if obstacle else of_group(exchange),
+                reserve=Reserve(has_traffic=True, given=False, newest=newest_group())
+                if obstacle
+                else of_group(exchange),
                 workspace=workspace,
                 area=area,
             )

@@ -21,7 +21,7 @@ from mkcompile.runtime.gather_engine import EngineDevice
 from mkcompile.runtime.host import Host
 from mkcompile.runtime.kernel import LaunchArguments, LoadedKernel, PreparedLaunch
 from mkcompile.runtime.kernel_config import KernelConfig
-from mkcompile.runtime.reserve import GROUPS, Reserve
+from mkcompile.runtime.reserve import GROUPS, Newest, Reserve, newest_group
 from mkcompile.runtime.results import Result
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.tile_schedule import TileSchedule
@@ -81,7 +81,7 @@ class Operation:
     allocate: Callable[[], Tensor]
     process_group: Callable[[], ProcessGroup | None]
     plan_key: str
-    num_groups: int
+    newest_group: Newest
     blueprint: Blueprint | None = None
     otherwise: Operation | None = None
     workspace: Workspace | None = None
@@ -115,7 +115,7 @@ class Operation:
         if host.current_device() != host.device_idx:
             with torch.cuda.device(device.device):
                 return self.run(x, w, bias)
-        if self.num_groups != len(GROUPS):
+        if self.newest_group() is not next(reversed(GROUPS), None):
             self._notice_groups()
         if self.blueprint is not None:
             return self._run_planned(self.blueprint, x, w, bias)
@@ -164,7 +164,7 @@ class Operation:
 
     def _notice_groups(self) -> None:
         """There are other groups than before, whose collectives may need room. Grids may differ by rank."""
-        self.num_groups = len(GROUPS)
+        self.newest_group = newest_group()
         group = self.process_group()
         if group is None or self.kernel.config.streams:
             return

@@ -6,6 +6,8 @@ order wait for each other until the deadline. Source: docs/decisions/305-reserve
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -21,17 +23,31 @@ FEW_SMS = 4
 GROUPS = _pg_map
 
 
+#: Looks a group up without keeping it; None where it has ended.
+Newest = Callable[[], ProcessGroup | None]
+
+
+def newest_group() -> Newest:
+    """The group that was made last. One that has ended and another made since leave their number as it was."""
+    found = next(reversed(GROUPS), None)
+    return _no_group if found is None else weakref.ref(found)
+
+
+def _no_group() -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
     """What decides for one group, the same on all of its ranks.
 
     `has_traffic`: collectives that no graph shows are to be expected beside the group's launches. `given`: the user's
-    number goes before ours. `num_groups`: how many groups this process had when that was decided.
+    number goes before ours. `newest`: the group that this process had made last when that was decided.
     """
 
     has_traffic: bool
     given: bool
-    num_groups: int
+    newest: Newest
 
     def sms(self, plan_key: str) -> int:
         """SMs that this call's launches leave."""
@@ -56,13 +72,13 @@ def of_group(exchange: Exchange) -> Reserve:
     """
     group = exchange.group()
     assert group is not None
-    num_groups = len(GROUPS)
+    newest = newest_group()
     own = f"{has_traffic_beside(group):d} {settings().is_sm_reserve_given:d}"
     said = [text.split() for text in exchange.gather("traffic", own)]
     return Reserve(
         has_traffic=any(one == "1" for one, _ in said),
         given=any(other == "1" for _, other in said),
-        num_groups=num_groups,
+        newest=newest,
     )
 
 

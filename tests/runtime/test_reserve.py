@@ -83,6 +83,7 @@ def test_launches_shrink_when_a_group_of_other_ranks_is_made(platform: FakePlatf
     with lone_group(4):
         call = replace(call, group=dist.new_group([0, 1]).group_name)
         platform._num_sms = 132
+        spare = dist.new_group([0, 3])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reserve, "has_traffic_beside", lambda group: False)
             launcher = Launcher(platform)
@@ -90,7 +91,8 @@ def test_launches_shrink_when_a_group_of_other_ranks_is_made(platform: FakePlatf
             launcher(replace(call, plan_key=PROBLEM))
         alone, beside = fake_driver.grids
         assert beside <= 132 - MANY < alone <= 132 - FEW
-        dist.new_group([0, 2])
+        dist.destroy_process_group(spare)
+        dist.new_group([0, 2])  # as many groups as before
         launcher(call)
         launcher(replace(call, x=[x[:4096]]))  # a size that comes only now
     assert fake_driver.grids[-2] == 132 - MANY >= fake_driver.grids[-1]
