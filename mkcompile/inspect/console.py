@@ -12,6 +12,8 @@ from mkcompile.inspect.rows import Collective
 from mkcompile.inspect.units import bytes_text, percent, time_text
 
 LOG_WIDTH = 120
+# Below it what a collective is goes into one column, line by line: half a name says nothing.
+_NARROW = 110
 
 
 def terminal() -> Console:
@@ -28,7 +30,7 @@ def print_report(report: Report, console: Console) -> None:
     for note in report.notes:
         console.print(note)
     if report.collectives:
-        console.print(_table(report))
+        console.print(_table(report, narrow=console.width < _NARROW))
     _print_refusals(report, console)
     for one in report.breaks:
         console.print(Text.assemble(("graph break ", "bold yellow"), (one.where, "bold"), f": {one.sentence}"))
@@ -38,37 +40,35 @@ def print_report(report: Report, console: Console) -> None:
         _print_totals(report, console)
 
 
-def _table(report: Report) -> Table:
+def _table(report: Report, *, narrow: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("#", "phase", "collective", "group", "over", "shape"):
-        table.add_column(name)
-    table.add_column("became", style="green")
+    for name in ("#", "collective") if narrow else ("#", "phase", "collective", "group", "over", "shape"):
+        table.add_column(name, overflow="fold")
+    table.add_column("became", style="green", overflow="fold")
     for name in ("unfused", "fused", "ceiling"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     tuned = any(one.estimate and one.estimate.measured_unfused_s is not None for one in report.collectives)
     if tuned:
         table.add_column("measured: unfused, fused", justify="right")
     for one in report.collectives:
-        table.add_row(*_cells(one, tuned=tuned))
+        phase, kind, group, transport, shape = what = _what(one)
+        lines = [f"{phase} {kind}\n{shape}\ngroup {group}, {transport}"] if narrow else what
+        table.add_row(str(one.site), *lines, *_cells(one, tuned))
     return table
 
 
-def _cells(one: Collective, *, tuned: bool) -> list[str | Text]:
+def _what(one: Collective) -> list[str]:
+    """Phase, kind, group, transport, shape."""
+    shape = f"{one.dtype}[{','.join(one.shape)}]"
+    return [one.phase, one.kind, f"{one.group} x{one.world_size or '?'}", one.transport, shape]
+
+
+def _cells(one: Collective, tuned: bool) -> list[str | Text]:
     became = Text(one.operator) if one.operator else Text(f"kept: {one.reason.name if one.reason else ''}", "yellow")
     estimate = one.estimate
     measured = (estimate.measured_unfused_s, estimate.measured_fused_s) if estimate else (None, None)
     times = (estimate.unfused_s, estimate.fused_s, estimate.ceiling_s) if estimate else (None, None, None)
-    return [
-        str(one.site),
-        one.phase,
-        one.kind,
-        f"{one.group} x{one.world_size or '?'}",
-        one.transport,
-        f"{one.dtype}[{', '.join(one.shape)}]",
-        became,
-        *map(time_text, times),
-        *([", ".join(map(time_text, measured))] if tuned else []),
-    ]
+    return [became, *map(time_text, times), *([", ".join(map(time_text, measured))] if tuned else [])]
 
 
 def _print_refusals(report: Report, console: Console) -> None:

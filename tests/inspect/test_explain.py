@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import mkcompile
 from mkcompile.config import Options
 from mkcompile.errors import GroupError, OptionError
 from mkcompile.inspect import examples
+from mkcompile.inspect.console import print_report
 from mkcompile.inspect.explain import Request, explain_layers, explain_request
 from mkcompile.inspect.offline import fake_world
 from mkcompile.inspect.report import NO_COLLECTIVE, Report
@@ -182,3 +185,15 @@ def test_a_70b_layer_is_planned_without_weights(name: str) -> None:
     assert report.capture_s < 60
     assert len(report.fused()) >= (8 if name == "sequence_parallel_block" else 5)
     assert report.totals.step_fused_s < report.totals.step_unfused_s
+
+
+def test_in_a_narrow_terminal_no_name_is_cut(tensor_report: Report) -> None:
+    text = io.StringIO()
+    print_report(tensor_report, Console(file=text, width=80))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "\u2026" not in text.getvalue()
+    assert all(
+        one.kind in text.getvalue() and str(one.operator or "kept") in text.getvalue()
+        for one in tensor_report.collectives
+    )

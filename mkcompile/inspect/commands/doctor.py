@@ -7,10 +7,16 @@ import json
 import sys
 from typing import Any
 
+HELP = "what this machine can do, what is missing, and how to get it"
+DESCRIPTION = (
+    "Checks software, GPUs and what joins them, symmetric memory (tried), NICs and caches; says what is missing, what "
+    "that costs and how to get it. Exit status 0: the backend can run here, be it with reference operators."
+)
+
 
 def add(commands: Any) -> None:
     """Register the command."""
-    one = commands.add_parser("doctor", help="what this machine can do, what is missing, and how to get it")
+    one = commands.add_parser("doctor", help=HELP, description=DESCRIPTION)
     one.add_argument("--json", action="store_true", help="print JSON instead of tables")
     one.set_defaults(run=run, passes_rest=False)
 

@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    one.add_argument("target", metavar="MODULE:FUNCTION")
+    one.add_argument("target", metavar="MODULE:FUNCTION", help="what makes the model and its inputs")
     one.add_argument("--world", type=int, metavar="N", help="plan for N ranks without them (a fake process group)")
     one.add_argument("--topology", metavar="NAME", help="plan for this machine (a preset, such as 8xh200)")
     one.add_argument("--layers", type=int, metavar="N", help="call FUNCTION(layers=1) and (layers=2), extrapolate to N")
