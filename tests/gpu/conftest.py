@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+
+# Many ranks on one GPU have many streams. In one queue of the device a copy would wait behind another rank's next
+# kernel, which waits for one that waits for the copy. Read when CUDA is initialised.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def _missing(num_devices: int) -> str | None:

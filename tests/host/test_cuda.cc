@@ -51,7 +51,7 @@ Driver stand_in() {
   };
   driver.release = [](int) { return 0; };
   driver.set_current = [](void*) { return 0; };
-  driver.create_stream = [](void** stream, unsigned) {
+  driver.create_stream = [](void** stream, unsigned, int) {
     *stream = new Stream;
     return 0;
   };

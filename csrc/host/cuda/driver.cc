@@ -22,7 +22,7 @@ Error load_driver(Driver& driver) {
   const bool all = find(library, "cuInit", driver.init) && find(library, "cuDevicePrimaryCtxRetain", driver.retain) &&
                    find(library, "cuDevicePrimaryCtxRelease_v2", driver.release) &&
                    find(library, "cuCtxSetCurrent", driver.set_current) &&
-                   find(library, "cuStreamCreate", driver.create_stream) &&
+                   find(library, "cuStreamCreateWithPriority", driver.create_stream) &&
                    find(library, "cuStreamDestroy_v2", driver.destroy_stream) &&
                    find(library, "cuEventCreate", driver.create_event) &&
                    find(library, "cuEventDestroy_v2", driver.destroy_event) &&

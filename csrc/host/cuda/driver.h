@@ -27,7 +27,7 @@ struct Driver {
   Result (*retain)(void** context, int device);                            ///< cuDevicePrimaryCtxRetain
   Result (*release)(int device);                                           ///< cuDevicePrimaryCtxRelease_v2
   Result (*set_current)(void* context);                                    ///< cuCtxSetCurrent
-  Result (*create_stream)(void** stream, unsigned flags);                  ///< cuStreamCreate
+  Result (*create_stream)(void** stream, unsigned flags, int priority);    ///< cuStreamCreateWithPriority
   Result (*destroy_stream)(void* stream);                                  ///< cuStreamDestroy_v2
   Result (*create_event)(void** event, unsigned flags);                    ///< cuEventCreate
   Result (*destroy_event)(void* event);                                    ///< cuEventDestroy_v2

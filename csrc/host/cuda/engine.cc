@@ -7,6 +7,9 @@ namespace mk::host::cuda {
 namespace {
 
 constexpr unsigned kNonBlocking = 1;    // CU_STREAM_NON_BLOCKING
+// Streams of one priority may share a queue of the device, where one waits for what is at the head of another: a
+// kernel, say, that follows one which waits for these very copies. No kernel is launched at this priority.
+constexpr int kPriority = -3;
 constexpr unsigned kNoTiming = 2;       // CU_EVENT_DISABLE_TIMING
 constexpr int kWritesOrdering = 118;    // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
 constexpr int kOrderedForOwner = 100;   // CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
@@ -38,11 +41,11 @@ Error Engine::make() {
     return refuse("cuDeviceGetAttribute", result);
   }
   needs_flush_ = ordering < kOrderedForOwner;
-  for (void*& stream : copies_) {
-    if (const Result result = driver_.create_stream(&stream, kNonBlocking)) return refuse("cuStreamCreate", result);
-  }
-  for (void*& stream : flags_) {
-    if (const Result result = driver_.create_stream(&stream, kNonBlocking)) return refuse("cuStreamCreate", result);
+  for (auto* streams : {&copies_, &flags_}) {
+    for (void*& stream : *streams) {
+      const Result result = driver_.create_stream(&stream, kNonBlocking, kPriority);
+      if (result != kSuccess) return refuse("cuStreamCreateWithPriority", result);
+    }
   }
   for (Mark& mark : marks_) {
     if (const Result result = driver_.create_event(&mark.event, kNoTiming)) return refuse("cuEventCreate", result);
