@@ -175,18 +175,21 @@ class Attention:
         pieces.where = ""
 
     def _around(self, pieces: Pieces, name: str, alone_us: float, factor: float) -> None:
-        known = constants()
         moved = self.kv_bytes * (1 if factor == 1 else 2)
-        link_us = transfer_us("all_gather", moved, self.span, pieces.topology)
-        steps = self.span.world_size
-        fused_us = smooth_max(alone_us, alone_us / steps + link_us, known) + steps * known.flag_us
-        unfused_us = alone_us + nccl_us("all_gather", moved, self.span, pieces.topology, known)
+        unfused_us, fused_us, link_us = self.times_us(pieces.topology, alone_us, moved)
         if not pieces.gains(fused_us, unfused_us):
             pieces.collective(f"{name} kv gather", "all_gather", moved, self.span)
             pieces.compute(name, alone_us)
             return
         loads = {"nvlink": min(1.0, link_us / fused_us)}
         pieces.fused(name, "ring_attention", fused_us * 1e-6, alone_us * 1e-6, loads)
+
+    def times_us(self, topology: Topology, alone_us: float, moved_bytes: float) -> tuple[float, float, float]:
+        """Keys and values gathered first; under the computation; their transfer alone."""
+        known, steps = constants(), self.span.world_size
+        link_us = transfer_us("all_gather", moved_bytes, self.span, topology)
+        fused_us = smooth_max(alone_us, alone_us / steps + link_us, known) + steps * known.flag_us
+        return alone_us + nccl_us("all_gather", moved_bytes, self.span, topology, known), fused_us, link_us
 
 
 def transfer_us(kind: str, tensor_bytes: float, span: Span, topology: Topology, network: float | None = None) -> float:
@@ -241,7 +244,7 @@ class ExpertLayer:
         )
         for part, operator, product_us, after_us in halves:
             pieces.where = part
-            fused_us, loads = self._fused(topology, product_us)
+            fused_us, loads = self.fused_us(topology, product_us)
             exchange_us = nccl_us("all_to_all", moved, self.span, topology, known)
             together = self.span.world_size > 1
             if together and pieces.gains(fused_us, product_us + after_us + permute_us + exchange_us):
@@ -254,7 +257,7 @@ class ExpertLayer:
                 pieces.compute(f"{part}: activation", after_us)
         pieces.where = ""
 
-    def _fused(self, topology: Topology, product_us: float) -> tuple[float, dict[str, float]]:
+    def fused_us(self, topology: Topology, product_us: float) -> tuple[float, dict[str, float]]:
         """Microseconds of a product with its exchange, and the loads on links."""
         known = constants()
         moved = float(self.rows * self.hidden * _BYTES)

@@ -1,0 +1,29 @@
+"""The page with our predictions for two nodes says what the planner says."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import published
+from benchmarks.published import PAGE, predict, with_table
+
+
+def test_the_table_is_as_the_planner_has_it_now() -> None:
+    page = PAGE.read_text()
+    assert with_table(page) == page, "run `python -m benchmarks.published --write` and read the text around it again"
+
+
+def test_every_published_row_is_in_it() -> None:
+    assert len(list(published.lines())) == 2 + len(published.published())
+    assert {operator for operator, _ in published.published()} == {
+        "all_gather_gemm", "gemm_all_reduce", "gemm_reduce_scatter", "moe_dispatch_gemm", "ring_attention",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("operator", "limit"), [("moe_dispatch_gemm", 1.25), ("ring_attention", 1.45)])
+def test_what_has_no_plan_yet_is_near_what_was_published(operator: str, limit: float) -> None:
+    for (name, size), networks in published.published().items():
+        if name == operator:
+            _, ours = predict(name, size).rates
+            for _, fused in networks.values():
+                assert 1 / limit < ours / fused < limit, (size, ours, fused)
