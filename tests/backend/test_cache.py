@@ -70,6 +70,10 @@ def compile_in_turns(rank: int, compiled: Any, x: Tensor) -> Tensor:
     """Compiles on rank 0 while rank 1 waits, then on rank 1; only then are there collectives in flight."""
     from torch.distributed.distributed_c10d import _get_process_group_store
 
+    from mkcompile.runtime.machine import PROBE, enter
+
+    assert dist.group.WORLD is not None
+    enter(PROBE, [dist.group.WORLD.group_name])  # ranks tell each other of the machine before any of them compiles
     store = _get_process_group_store(dist.group.WORLD)
     if rank == 1:
         store.wait(["rank 0 has compiled"])
