@@ -1,0 +1,55 @@
+"""Partials on their way from the math groups to the warps that send them: random orders of the threads of a block.
+
+Each thread does what `StreamEpilogue::hand_over` and `stream_send_role` do with the two barriers; two math threads
+stand for the 256, each with a word of the buffer, which both senders read.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.runtime.test_ping_pong import Barrier, Wait
+
+MATH, SENDERS = 2, 2
+
+
+def run(tiles: int, order: random.Random, waits_for_free: bool = True) -> None:
+    """All tiles but the last, which the math groups send themselves, pass through the buffer."""
+    full, free, buffer = Barrier(MATH), Barrier(SENDERS), [-1] * MATH
+
+    def multiply(thread: int) -> Iterator[Wait]:
+        for turn in range(tiles - 1):
+            if turn > 0 and waits_for_free:
+                yield free, (turn - 1) & 1
+            buffer[thread] = turn
+            full.arrive()
+            yield Barrier(1), 1  # anything may happen before the next tile
+
+    def send() -> Iterator[Wait]:
+        for turn in range(tiles - 1):
+            yield full, turn & 1
+            assert buffer == [turn] * MATH, f"tile {buffer} instead of {turn}"
+            free.arrive()
+
+    threads = [*(multiply(thread) for thread in range(MATH)), *(send() for _ in range(SENDERS))]
+    waits: list[Wait | None] = [next(thread, None) for thread in threads]
+    while any(wait is not None for wait in waits):
+        ready = [i for i, wait in enumerate(waits) if wait is not None and wait[0].passes(wait[1])]
+        assert ready, "stuck"
+        chosen = order.choice(ready)
+        waits[chosen] = next(threads[chosen], None)
+
+
+def test_every_tile_is_sent_as_it_was_handed_over() -> None:
+    for tiles in (1, 2, 3, 4, 9):
+        for seed in range(50):
+            run(tiles, random.Random(seed))
+
+
+def test_a_buffer_that_is_not_waited_for_is_overwritten() -> None:
+    with pytest.raises(AssertionError):
+        for seed in range(50):
+            run(4, random.Random(seed), waits_for_free=False)
