@@ -52,38 +52,27 @@ def test_the_planners_choice_is_the_same_or_predicted_to_be_faster(operator: str
 
 
 def swept() -> dict[tuple[str, int, int, int], list[dict[str, Any]]]:
-    """What `tune --sweep` measured of every kernel, by problem."""
+    """What `tune --sweep` measured of reductions, by problem. (Gathers have other kernels since.)"""
     places: dict[tuple[str, int, int, int], list[dict[str, Any]]] = {}
     for row in map(json.loads, SWEEP.read_text().splitlines()):
-        places.setdefault((row["op"], row["M"], row["N"], row["K"]), []).append(row)
+        if row["variant"] != "unfused" and row["op"] != "all_gather_gemm":
+            places.setdefault((row["op"], row["M"], row["N"], row["K"]), []).append(row)
     return places
 
 
 def regret(place: tuple[str, int, int, int], rows: list[dict[str, Any]]) -> float:
-    """The measured time of the kernel that is predicted to be fastest, over the fastest measured.
-
-    The library's products are left out: a sample hides the host's time, by which the planner judges them.
-    """
-    names = frozenset(f"{place[0]}/{row['variant']}" for row in rows if row["variant"] not in ("unfused", "library"))
+    """The measured time of the kernel that is predicted to be fastest, over the fastest measured."""
+    names = frozenset(f"{place[0]}/{row['variant']}" for row in rows)
     best = best_candidate(problem(*place), PAIR, Policy(fuse="always", reserve_sms=RESERVE, available=names))
     assert best is not None
-    plan = best.plan
-    chosen = (plan.variant, str(plan.tile), plan.split, plan.roles.intra)
-    times = {
-        (row["variant"], row["tile"], row["split"], row["push_blocks"]): row["us"]
-        for row in rows
-        if f"{place[0]}/{row['variant']}" in names
-    }
-    return float(times[chosen] / min(times.values()))
+    times = {(row["variant"], row["tile"], row["split"]): row["us"] for row in rows}
+    return float(times[best.plan.variant, str(best.plan.tile), best.plan.split] / min(times.values()))
 
 
 def test_of_what_tune_measured_the_choice_is_within_5_percent_of_the_best() -> None:
     regrets = {place: regret(place, rows) for place, rows in swept().items()}
-    assert len(regrets) == 22
-    reductions = {place: one for place, one in regrets.items() if place[0] != "all_gather_gemm"}
-    assert len(reductions) == 16 and max(reductions.values()) <= 1.05, reductions
-    # 512 gathered rows: tiles of 64x64 are slower there than is predicted
-    assert sorted(regrets.values())[-2] <= 1.05 and max(regrets.values()) < 1.2, regrets
+    assert len(regrets) == 16
+    assert max(regrets.values()) <= 1.05, regrets
 
 
 def test_equal_plans_have_equal_names_and_digests_and_a_split_is_part_of_both() -> None:
