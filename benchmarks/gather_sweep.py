@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--shape", type=int, action="append")
     parser.add_argument("--limit-s", type=float, default=240.0)
     options = parser.parse_args()
-    group = RankGroup((0, 1), arena_bytes=700 << 20, timeout_s=5.0)
+    group = RankGroup((0, 1), arena_bytes=700 << 20, max_tiles=32768, timeout_s=5.0)
     engines = Engines(group, area_bytes=300 << 20)
     started = time.monotonic()
     for index in options.shape or range(len(GATHERED)):

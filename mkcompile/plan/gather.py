@@ -106,7 +106,7 @@ class Gather:
         constants = case.machine.constants
         busy = ceil(self.tiles(case.tile) / self.most_blocks) * self.tile_us(case)
         busy += constants.push_interference * min(busy, moving_us)
-        arrival = moving_us + flag_us + constants.gather_arrival_us
+        arrival = moving_us + min(constants.gather_arrival_us, flag_us + moving_us / 2)
         return constants.gemm_launch_us + cost.smooth_max(busy, arrival, constants)
 
     def engine(self, tile: Tile) -> Candidate:
