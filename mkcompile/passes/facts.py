@@ -41,17 +41,54 @@ _MAY_VANISH = (
 
 
 def mark(graph: fx.Graph, results: ResultPolicy) -> None:
-    """Write the facts of each fused call into its plan key; that a result stays, only where results are planned."""
-    calls = [node for node in graph.nodes if _namespace(node) == _OURS and node.args[-1]]
-    if not calls:
+    """Write the facts of each fused call into its plan key; that a result stays, only where results are planned.
+
+    Bodies of higher-order operators are marked before the graph that holds them, which knows what runs beside them.
+    """
+    calls, bodies = _calls(graph), _bodies(graph)
+    if not calls and not bodies:
         return
     can_plan = results == "planned" and _can_plan_results(graph)
-    alone = _alone(graph, calls)
+    alone = _alone(graph, [*calls, *bodies], bodies)
+    for node in bodies.keys() - alone:
+        for body in bodies[node]:
+            _not_alone(body)
     for node in calls:
         facts = [key.ALONE] if node in alone else []
         if can_plan and _opname(node) == GemmAllReduce.NAME and _stays(node):
             facts.append(key.STAYS)
         node.args = (*node.args[:-1], key.with_facts(str(node.args[-1]), facts))
+
+
+def _calls(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if _namespace(node) == _OURS and node.args[-1]]
+
+
+def _bodies(graph: fx.Graph) -> dict[fx.Node, list[fx.Graph]]:
+    """The graphs that each higher-order operator runs."""
+    found: dict[fx.Node, list[fx.Graph]] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or isinstance(node.target, torch._ops.OpOverload):
+            continue
+        held = [getattr(graph.owning_module, str(one.target), None) for one in _attributes(node)]
+        bodies = [one.graph for one in held if isinstance(one, fx.GraphModule)]
+        if bodies:
+            found[node] = bodies
+    return found
+
+
+def _attributes(node: fx.Node) -> list[fx.Node]:
+    return [one for one in node.all_input_nodes if one.op == "get_attr"]
+
+
+def _not_alone(graph: fx.Graph) -> None:
+    """Beside the whole graph runs a collective that is not in it."""
+    for node in _calls(graph):
+        plan_key = str(node.args[-1])
+        node.args = (*node.args[:-1], key.with_facts(plan_key, sorted(key.facts_of(plan_key) - {key.ALONE})))
+    for bodies in _bodies(graph).values():
+        for body in bodies:
+            _not_alone(body)
 
 
 def _namespace(node: fx.Node) -> str:
@@ -106,17 +143,41 @@ def _is_getitem(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
 
 
-def _alone(graph: fx.Graph, calls: list[fx.Node]) -> set[fx.Node]:
+def _alone(graph: fx.Graph, calls: list[fx.Node], bodies: dict[fx.Node, list[fx.Graph]]) -> set[fx.Node]:
     """The calls beside which no other collective of the graph can run: each has been waited for before, or comes after.
 
+    A higher-order operator whose body communicates is a collective, and a call that what is in its body is judged by.
     One bit for each call, collective and wait: a node has the bits of all that it depends on.
     """
-    others = [node for node in graph.nodes if _namespace(node) in _COMMUNICATION and not is_call(node, WAIT)]
+    others = [*_collectives(graph), *(node for node, held in bodies.items() if any(map(_communicates, held)))]
     if not others:
         return set(calls)
-    bits = {node: 1 << i for i, node in enumerate([*calls, *others, *_waits(graph)])}
+    bits = {node: 1 << i for i, node in enumerate(dict.fromkeys([*calls, *others, *_waits(graph)]))}
     depends = _dependences(graph, bits)
-    return {call for call in calls if all(_apart(call, other, bits, depends) for other in others)}
+    ending = {node for node in bodies if all(map(_ends_all, bodies[node]))}
+
+    def apart(call: fx.Node, other: fx.Node) -> bool:
+        is_over = other in ending and bool(depends[call] & bits[other])
+        return call is other or is_over or _apart(call, other, bits, depends)
+
+    return {call for call in calls if all(apart(call, other) for other in others)}
+
+
+def _collectives(graph: fx.Graph) -> Iterator[fx.Node]:
+    return (node for node in graph.nodes if _namespace(node) in _COMMUNICATION and not is_call(node, WAIT))
+
+
+def _communicates(graph: fx.Graph) -> bool:
+    inner = (body for bodies in _bodies(graph).values() for body in bodies)
+    return any(True for _ in _collectives(graph)) or any(map(_communicates, inner))
+
+
+def _ends_all(graph: fx.Graph) -> bool:
+    """Is every collective waited for in the graph itself?"""
+    inner = (body for bodies in _bodies(graph).values() for body in bodies)
+    return all(any(is_call(user, WAIT) for user in node.users) for node in _collectives(graph)) and all(
+        map(_ends_all, inner)
+    )
 
 
 def _waits(graph: fx.Graph) -> Iterator[fx.Node]:

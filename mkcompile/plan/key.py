@@ -32,9 +32,9 @@ def fuse_of(plan_key: str) -> FusePolicy:
 
 
 def with_facts(plan_key: str, facts: Iterable[str]) -> str:
-    """The key with what is known of the call."""
+    """The key with what is known of the call, in place of what was known before."""
     head, _, problem = plan_key.partition(_SEPARATOR)
-    return f"{_AND.join([head, *facts])}{_SEPARATOR}{problem}"
+    return f"{_AND.join([head.partition(_AND)[0], *facts])}{_SEPARATOR}{problem}"
 
 
 def facts_of(plan_key: str) -> frozenset[str]:
