@@ -28,6 +28,7 @@ class Settings:
     most that a launch leaves to other kernels, or what each leaves where `is_sm_reserve_given`, which has no variable.
     `network`: how ranks on different nodes reach each other: `auto`, a transport (`tcp`, `rc`, `srd`), or one with its
     interface or NIC (`tcp:eth1`, `rc:mlx5_0`). `node`: the name of the node that this process is on; empty: found out.
+    `launches_block`: CUDA_LAUNCH_BLOCKING is set; it has no variable of ours.
     """
 
     cache_dir: Path = Path("~/.cache/mkcompile")
@@ -40,6 +41,7 @@ class Settings:
     network: str = "auto"
     node: str = ""
     is_sm_reserve_given: bool = False
+    launches_block: bool = False
 
     def __post_init__(self) -> None:
         for name in ("arena_bytes", "timeout_s", "sm_reserve"):
@@ -90,7 +92,7 @@ def _parse(name: str, text: str, kind: type) -> object:
 
 def setting_names() -> list[str]:
     """Settings that have a variable."""
-    return [field.name for field in fields(Settings) if field.name != "is_sm_reserve_given"]
+    return [field.name for field in fields(Settings) if field.name not in ("is_sm_reserve_given", "launches_block")]
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
@@ -106,6 +108,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         for name, text in given.items()
     }
     values["is_sm_reserve_given"] = "sm_reserve" in values
+    values["launches_block"] = environment.get("CUDA_LAUNCH_BLOCKING", "") not in ("", "0")
     settings = replace(defaults, **values)  # type: ignore[arg-type]
     return replace(settings, cache_dir=settings.cache_dir.expanduser())
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from mkcompile.config import settings
 from mkcompile.ops.groups import find
 from mkcompile.ops.registry import Call
 from mkcompile.plan.decide import Policy
@@ -28,6 +30,7 @@ AVAILABLE = frozenset(
         "all_gather_gemm/remote_read",
     }
 )  # fmt: skip
+_LOG = logging.getLogger(__name__)
 _STAGED, _DIRECT = "gemm_all_reduce/staged", "gemm_all_reduce/direct"
 
 Tactic = tuple[KernelConfig, TileSchedule]
@@ -43,6 +46,16 @@ class Tactics(Protocol):
     def gather(self, call: Call, form: GatherForm, max_grid: int) -> GatherChoice | None: ...
 
 
+def launchable(launches_block: bool) -> frozenset[str]:
+    """The kernels that can run; where each launch waits for the end of the one before, none that the copy engine feeds:
+    its transfers, which are launched first, wait for a kernel that is launched after them.
+    """
+    if not launches_block:
+        return AVAILABLE
+    _LOG.info("CUDA_LAUNCH_BLOCKING is set: all-gathers do not use the copy engine")
+    return AVAILABLE - {"all_gather_gemm/copy_engine", "all_gather_gemm/library"}
+
+
 class Planned:
     """By the planner, from what the group's rank 0 has told; the ranks compare the plan before it is launched.
 
@@ -51,11 +64,11 @@ class Planned:
     """
 
     def __init__(
-        self, own: Callable[[], Basis], agreement: Agreement | None = None, available: frozenset[str] = AVAILABLE
+        self, own: Callable[[], Basis], agreement: Agreement | None = None, available: frozenset[str] | None = None
     ) -> None:
         """`own`: what this process tells the groups whose rank 0 it is."""
         self._own = own
-        self._available = available
+        self._available = available if available is not None else launchable(settings().launches_block)
         self._agreement = agreement or Agreement()
         self._published = Published(topic="launch")
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from mkcompile.config import read_settings
 from mkcompile.errors import OperatorInputError, WorkspaceError
 from mkcompile.ops.all_gather_gemm import AllGatherGemm
 from mkcompile.ops.registry import arguments
-from mkcompile.runtime import gather_schedule
+from mkcompile.runtime import gather_schedule, tactics
 from mkcompile.runtime.gather_abi import APART, COLUMNS, ENGINE_COPIES, PEERS_READ, TOGETHER
 from mkcompile.runtime.gather_engine import EnginePlaces, transfers
 from mkcompile.runtime.gather_form import GatherForm, gather_form_of
@@ -124,6 +125,17 @@ def test_copy_engine_is_not_set_up_inside_a_capture(
     platform.fake_streams.capturing = 3
     with pytest.raises(WorkspaceError, match="warm up first"):
         launcher(gather(4096, 1024))
+
+
+def test_blocking_launches_do_not_use_the_copy_engine(
+    launcher: Launcher, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocking = read_settings({"CUDA_LAUNCH_BLOCKING": "1"})
+    monkeypatch.setattr(tactics, "settings", lambda: blocking)
+    monkeypatch.setattr(launcher, "_tactics", Planned(own_basis))
+    assert launcher(gather(8192, 1024, n=(7168,))) is not None
+    assert len(fake_driver.launches) == 1 and not fake_driver.copies
+    assert not read_settings({"CUDA_LAUNCH_BLOCKING": "0"}).launches_block
 
 
 @pytest.mark.parametrize("columns", [False, True])
