@@ -6,10 +6,13 @@ A collective names its group; a DTensor has a mesh, from which its collectives a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import fx
+from torch._library.fake_class_registry import FakeScriptObject
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
@@ -32,7 +35,14 @@ def _names(node: fx.Node) -> Iterator[str]:
         yield from (leaf for leaf in tree_leaves((node.args, node.kwargs)) if isinstance(leaf, str))
     for value in tree_leaves(node.meta.get("example_value")):
         if isinstance(value, DTensor):
-            yield from (group.group_name for group in value.device_mesh.get_all_groups())
+            yield from (group.group_name for group in _mesh_of(value).get_all_groups())
+
+
+def _mesh_of(value: DTensor) -> DeviceMesh:
+    """Where a mesh is an opaque object, Dynamo has a fake one in its place (torch 2.13), which keeps the real one."""
+    mesh: Any = value.device_mesh
+    found: DeviceMesh = object.__getattribute__(mesh, "real_obj") if isinstance(mesh, FakeScriptObject) else mesh
+    return found
 
 
 def _namespace(node: fx.Node) -> str:
