@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from .cells import LOSS_ROWS, TRUTH_ROWS, Cell
 from .contenders import Call, Contender
 from .overlap import overlap_in, record
 from .timing import Step, interleaved, synchronize
+from .tracer import Tracer
 from .turn import Turn
 
 Row = dict[str, Any]
@@ -34,19 +35,27 @@ Row = dict[str, Any]
 class Plan:
     """How cells are measured. Units: `budget_s` seconds of rounds for each pass of a cell.
 
-    `train`: measure forward with backward, too. `warm`: compile everything a second time, from the disk caches.
-    `profile`: look at one step of each contender with torch's profiler. `quiet`: no pair compiles while another one
-    times, so that every pair should have one cell only. `timeline`: kernels write their timelines; nothing is timed.
+    `train`: measure forward with backward, too. `compile_times`: every contender has caches of its own, is compiled a
+    second time from them, and nothing else is timed; else all share what Triton has compiled. `profile`: look at one
+    step of each contender with torch's profiler, and of ours with kernels that write their timelines. `quiet`: no pair
+    compiles while another one times, so that every pair should have one cell only. `timeline`: kernels write their
+    timelines from the start, also into CUDA graphs; nothing is timed. `options`: of our backend.
     """
 
     contenders: tuple[str, ...]
     device: str
     budget_s: float
     train: bool
-    warm: bool
+    compile_times: bool
     profile: bool
     quiet: bool
     timeline: bool = False
+    options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def times(self) -> bool:
+        """Is a step timed?"""
+        return not self.timeline and not self.compile_times
 
 
 @dataclass(slots=True)
@@ -73,6 +82,7 @@ class CellRun:
     load: Workload
     say: Callable[[str], None]
     publish: Callable[[list[Row]], None]
+    tracer: Tracer
     entries: dict[str, Entry] = field(default_factory=dict)
 
     @property
@@ -115,7 +125,8 @@ class CellRun:
                         self.turn.enter()
                     correct.values_of(self.load, entry.call, train=which == "fwdbwd")
                     seconds = time.perf_counter() - started - (self.turn.waited_s - waited)
-                    entry.row[f"compile_{kind}_{which}_s"] = round(seconds, 2)
+                    if self.plan.compile_times:
+                        entry.row[f"compile_{kind}_{which}_s"] = round(seconds, 2)
                 if self.cell.graphs and entry.works:
                     self.capture(name, which)
         if self.cell.graphs:
@@ -204,12 +215,14 @@ class CellRun:
         return torch.cuda.max_memory_allocated()
 
     def look(self, which: str) -> None:
-        """One step of each contender under the profiler."""
+        """One step of each compiled contender under the profiler, and of ours with kernels that write timelines."""
         for name, step in self.steps(which).items():
-            with self.step(name, "profiling"):
+            if name == "eager":
+                continue
+            with self.step(name, f"profiling {which} of"):
                 self.turn.enter()
                 profile = record(step)
-                launches = self._traced(step)
+                launches = self._traced(step) if name == "mkernel" else []
                 self.turn.leave()
                 seen = overlap_in(profile)
                 row = self.entries[name].row
@@ -228,17 +241,20 @@ class CellRun:
             if name == "mkernel":
                 known["arena_bytes"] = arena_bytes()
             partial_row = any(f"{one}_ms" not in entry.row for one in self.passes) and entry.works
-            known |= {"unfinished": True} if partial_row and not self.plan.timeline else {}
+            known |= {"unfinished": True} if partial_row and self.plan.times else {}
+            known |= {"options": self.plan.options} if name == "mkernel" and self.plan.options else {}
             found.append({**_identity(self.cell), "contender": name, **entry.row, **known})
         return found
 
     def _traced(self, step: Step) -> list[trace.LaunchSummary]:
-        """Our launches of one step, where they write timelines."""
-        if not self.plan.timeline:
+        """Our launches of one step, from their timelines. A graph has the kernels that it was captured with."""
+        if self.cell.graphs and not self.plan.timeline:
             return []
-        trace.clear()
-        step()
-        return trace.summary(trace.collect())
+        with nullcontext() if self.plan.timeline else self.tracer.tracing():
+            for _ in range(2):  # in the first, kernels are loaded and memory is made
+                trace.clear()
+                step()
+            return trace.summary(trace.collect())
 
 
 def _step(load: Workload, call: Call, which: str) -> None:
@@ -259,11 +275,12 @@ def arena_bytes() -> int:
 class Place:
     """Where a cell is run, and who hears of it: `say` of each step, `publish` of rows as soon as there are some.
 
-    `cache`: a folder for what is compiled, None for nowhere.
+    `cache`: a folder for what is compiled, None for the user's.
     """
 
     mesh: DeviceMesh
     turn: Turn
+    tracer: Tracer
     cache: Path | None
     say: Callable[[str], None]
     publish: Callable[[list[Row]], None]
@@ -276,11 +293,13 @@ def run_cell(cell: Cell, plan: Plan, place: Place) -> list[Row]:
     turn, cache = place.turn, place.cache
     load = workload(cell, place.mesh, torch.bfloat16)  # a few kernels only: not worth the wait for a turn
     synchronize()
-    run = CellRun(cell=cell, plan=plan, turn=turn, load=load, say=place.say, publish=place.publish)
+    run = CellRun(cell=cell, plan=plan, turn=turn, load=load, say=place.say, publish=place.publish, tracer=place.tracer)
     for name in cell.contenders(plan.contenders, plan.device):
+        own = cache and cache / "-".join(map(str, cell.key)).replace(" ", "") / name
         contender = Contender(
-            name=name, module=load.module, graphs=cell.graphs, cache=cache and cache / name, compiled=turn.enter
-        )
+            name=name, module=load.module, graphs=cell.graphs, cache=own if plan.compile_times else cache,
+            keeps=plan.compile_times, options=plan.options, compiled=turn.enter,
+        )  # fmt: skip
         run.entries[name] = Entry(contender, contender.call())
     _measure(run)
     rows = run.rows()
@@ -307,9 +326,9 @@ def _measure(run: CellRun) -> None:
     for passes in [run.passes] if run.plan.quiet else [(one,) for one in run.passes]:
         _compile(run, order, passes)
         run.turn.stop_compiling()
-        for which in passes:
+        for which in passes if not run.plan.compile_times else ():
             run.check(which)
-            if not run.plan.timeline:
+            if run.plan.times:
                 _race(run, which)
                 if run.plan.profile or which != run.passes[-1]:
                     run.publish(run.rows())
@@ -320,7 +339,7 @@ def _measure(run: CellRun) -> None:
 def _compile(run: CellRun, order: list[str], passes: tuple[str, ...]) -> None:
     for name in order:
         run.compile(name, "cold", passes)
-    if run.plan.warm:
+    if run.plan.compile_times:
         forget_compiled()
         for name in order:
             if name in run.working and name != "eager":

@@ -1,7 +1,7 @@
 """`python -m mkcompile bench models`: every model, form, size and mode, all contenders, one JSON line each.
 
-Pairs of processes compile side by side and take turns on the GPUs. A row that is in the results already is not measured
-again unless --again is given, so that a run may be stopped and resumed.
+Pairs of processes compile side by side and take turns on two GPUs; a machine with more has several such lanes. A row
+that is in the results already is not measured again unless --again is given, so that a run may be stopped and resumed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from .cell_run import Plan
 from .cells import CONTENDERS, FORMS, MODELS, MODES, WHOLE, Cell, Selection
 from .predict import predict
 from .progress import Progress
-from .worker import Job, without_first, work
+from .worker import Job, work
 
 WORLD_SIZE = 2
 _RESULTS = Path("benchmarks/results")
@@ -46,6 +46,8 @@ def main(argv: Sequence[str]) -> int:
         os.environ["MKCOMPILE_TRACE"] = "1"  # in the ranks, which are started from here
         given.contender, given.profile = ["mkernel"], True
         given.out = given.out.with_name(given.out.stem + "-timeline.jsonl")
+    if given.compile_times:
+        given.out = given.out.with_name(given.out.stem + "-compile.jsonl")
     given.out.parent.mkdir(parents=True, exist_ok=True)
     selection = Selection(
         models=tuple(given.model), forms=tuple(given.form), tokens=tuple(given.tokens), modes=tuple(given.mode)
@@ -60,19 +62,23 @@ def main(argv: Sequence[str]) -> int:
         return 0
     plan = Plan(
         contenders=wanted, device=device, budget_s=given.row_s, train=not given.forward_only,
-        warm=not given.cold_only, profile=given.profile and device == "cuda", quiet=given.quiet,
-        timeline=given.timeline,
+        compile_times=given.compile_times, profile=given.profile and device == "cuda", quiet=given.quiet,
+        timeline=given.timeline, options=dict(given.option),
     )  # fmt: skip
-    num_pairs = len(cells) if given.quiet else given.pairs
-    _share_processors(num_pairs)
+    lanes = torch.cuda.device_count() // WORLD_SIZE if device == "cuda" else 1
+    num_pairs = -(-len(cells) // lanes) if given.quiet else given.pairs
+    _share_processors(lanes * num_pairs)
     with tempfile.TemporaryDirectory(prefix="mkcompile-models-") as folder:
         job = Job(
             cells=tuple(cells), plan=plan, folder=Path(folder), out=given.out, common=_common(given.commit, device),
             deadline=time.time() + given.limit_s, cell_s=given.cell_s,
         )  # fmt: skip
         predictor = start_predictor(job) if given.predict else None
-        with Progress(console, len(cells)) as progress:
-            run(job, num_pairs, progress)
+        if lanes == 1:
+            with Progress(console, len(cells)) as progress:
+                run(job, num_pairs, progress)
+        else:
+            run_lanes(job, num_pairs, lanes)
         if predictor is not None:
             end_predictor(predictor, job)
     return report_errors(console, every, wanted, device, given.out)
@@ -88,12 +94,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--contender", choices=CONTENDERS, action="append", default=[], help="may be repeated")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--forward-only", action="store_true", help="leave backward out")
-    parser.add_argument("--cold-only", action="store_true", help="compile once: no warm compile times")
+    parser.add_argument("--compile-times", action="store_true", help="compile cold and warm, and time nothing else")
+    parser.add_argument("--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="of ours")
     parser.add_argument("--profile", action="store_true", help="one step of each row under torch's profiler")
     parser.add_argument("--timeline", action="store_true", help="what our kernels expose, from their own timelines")
     parser.add_argument("--predict", action="store_true", help="what explain predicts for each row, computed beside")
     parser.add_argument("--again", action="store_true", help="measure also what is in the results")
-    parser.add_argument("--pairs", type=int, default=4, help="pairs of processes that compile side by side")
+    parser.add_argument("--pairs", type=int, default=4, help="pairs of processes that share two GPUs")
     parser.add_argument("--quiet", action="store_true", help="as many pairs as cells; none compiles while one times")
     parser.add_argument("--row-s", type=float, default=2.5, help="seconds of timing for each pass of a cell")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="begin no cell that would end later")
@@ -106,6 +113,11 @@ def _parser() -> argparse.ArgumentParser:
 def _tokens(text: str) -> tuple[int, int]:
     batch, _, length = text.partition("x")
     return int(batch), int(length)
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, value
 
 
 def _device(asked: str) -> str:
@@ -136,38 +148,38 @@ def _git_commit() -> str:
 
 @dataclass(slots=True, kw_only=True)
 class _Pair:
-    """One pair of processes, restarted behind a cell that ended it."""
+    """One pair of processes, restarted behind a cell that ended it. `cell`: the number of the one it is at."""
 
     job: Job
     number: int
     progress: Progress
-    done: int = field(default=0)
+    cell: int | None = field(default=None)
 
     def run(self) -> None:
-        while self.job.cells and time.time() < self.job.deadline:
-            self.done = 0
-            left_s = self.job.deadline - time.time()
+        while (left_s := self.job.deadline - time.time()) > 0:
+            self.cell = None
             launch = Launch(world_size=WORLD_SIZE, device=self.job.plan.device, timeout_s=left_s, group_timeout_s=150.0)
             try:
                 run_ranks(partial(work, job=self.job), launch, self._heard)
                 return
             except RankError as failure:
                 self._record(str(failure))
-                self.job = without_first(self.job, self.done + 1)
 
     def _heard(self, rank: int, text: str) -> None:
-        if not text.startswith("done "):
+        what, _, number = text.partition(" ")
+        if what not in ("begun", "done"):
             self.progress.step(self.number, rank, text)
         elif rank == 0:
-            self.done = int(text.removeprefix("done ")) + 1
-            self.progress.advance()
+            self.cell = int(number) if what == "begun" else None
+            if what == "done":
+                self.progress.advance()
 
     def _record(self, failure: str) -> None:
         """The cell that was being measured gets rows that say what ended it, unless only time ran out."""
         self.progress.say(failure)
-        if self.done >= len(self.job.cells) or failure.startswith("out of time"):
+        if self.cell is None or failure.startswith("out of time"):
             return
-        cell, plan = self.job.cells[self.done], self.job.plan
+        cell, plan = self.job.cells[self.cell], self.job.plan
         key = {"model": cell.model, "form": cell.form, "B": cell.batch, "T": cell.tokens, "mode": cell.mode}
         error = " ".join(failure.split())[-400:]
         names = cell.contenders(plan.contenders, plan.device)
@@ -177,18 +189,34 @@ class _Pair:
 
 
 def run(job: Job, num_pairs: int, progress: Progress) -> None:
-    """Deal the cells out, and wait for all pairs."""
-    dealt = [job.cells[first::num_pairs] for first in range(num_pairs)]
-    pairs = [
-        _Pair(job=Job(**{**_fields(job), "cells": cells}), number=number, progress=progress)
-        for number, cells in enumerate(dealt)
-        if cells
-    ]
+    """Start the pairs of one lane, and wait for all of them."""
+    first = job.lane * num_pairs
+    pairs = [_Pair(job=job, number=first + i, progress=progress) for i in range(min(num_pairs, len(job.cells)))]
     threads = [threading.Thread(target=pair.run) for pair in pairs]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def run_lanes(job: Job, num_pairs: int, lanes: int) -> None:
+    """A process for each two GPUs, which sees no others: nothing is shared among lanes but the processors."""
+    context = multiprocessing.get_context("spawn")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    gpus = visible.split(",") if visible else [str(i) for i in range(WORLD_SIZE * lanes)]
+    processes = []
+    for lane in range(lanes):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[WORLD_SIZE * lane : WORLD_SIZE * (lane + 1)])
+        process = context.Process(target=_lane, args=(replace(job, lane=lane), num_pairs))
+        process.start()
+        processes.append(process)
+    for process in processes:
+        process.join()
+
+
+def _lane(job: Job, num_pairs: int) -> None:
+    with Progress(Console(stderr=True, force_terminal=False), len(job.cells)) as progress:
+        run(job, num_pairs, progress)
 
 
 def start_predictor(job: Job) -> multiprocessing.process.BaseProcess:
@@ -205,10 +233,6 @@ def end_predictor(process: multiprocessing.process.BaseProcess, job: Job) -> Non
     process.join(timeout=max(0.0, job.deadline - time.time()))
     process.kill()
     process.join()
-
-
-def _fields(job: Job) -> dict[str, Any]:
-    return {name: getattr(job, name) for name in Job.__slots__}
 
 
 def report_errors(console: Console, cells: list[Cell], wanted: tuple[str, ...], device: str, out: Path) -> int:

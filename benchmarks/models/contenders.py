@@ -48,13 +48,17 @@ class CollectiveCounter(CustomGraphPass):
 class Contender:
     """One contender of a cell. `compiled` is called by Dynamo when a graph is ready, before its first run.
 
-    `cache`: a folder for what is compiled; None: nothing is kept, and no compile time means anything.
+    `cache`: a folder for what is compiled, None for the user's. `keeps`: graphs are kept, too, so that a second
+    compilation is a warm one; else kernels only, and a graph is compiled each time. `options`: ours, as given to
+    `torch.compile`.
     """
 
     name: str
     module: nn.Module
     graphs: bool
     cache: Path | None
+    keeps: bool
+    options: dict[str, str]
     compiled: Callable[[], None]
     counter: CollectiveCounter = field(default_factory=CollectiveCounter)
 
@@ -75,7 +79,7 @@ class Contender:
     def _backend(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         options: dict[str, Any] = {"triton.cudagraphs": self.graphs}
         if self.name == "mkernel":
-            graph = mkernel(gm, example_inputs, options=options)
+            graph = mkernel(gm, example_inputs, options=options | self.options)
         else:
             options["_micro_pipeline_tp"] = self.name == "async_tp"
             graph = compile_fx(gm, example_inputs, config_patches=options)  # type: ignore[assignment]
@@ -84,13 +88,12 @@ class Contender:
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """Compile caches of this contender's own, or none; backward is compiled with forward."""
-        caching = self.cache is not None
-        patches = {"post_grad_custom_post_pass": self.counter, "fx_graph_cache": caching}
+        """With these caches; backward is compiled with forward."""
+        patches = {"post_grad_custom_post_pass": self.counter, "fx_graph_cache": self.keeps}
         with (
             caches_in(self.cache) if self.cache is not None else nullcontext(),
             inductor_config.patch(patches),
-            torch._functorch.config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=caching),
+            torch._functorch.config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=self.keeps),
         ):
             yield
 

@@ -69,6 +69,7 @@ class Turn:
             return
         if torch.cuda.is_available():
             torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # memory is shared, too
         dist.barrier(group=self.host_group)
         self._held = False
         if self._file is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,8 @@ from . import results
 from .cell_run import Place, Plan, run_cell
 from .cells import Cell
 from .contenders import first_compilation
+from .queue import Queue
+from .tracer import Tracer
 from .turn import Turn
 
 _GROUP_TIMEOUT_S = 150.0
@@ -26,8 +28,9 @@ _GROUP_TIMEOUT_S = 150.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Cells of one pair. `folder` is the run's own: the lock and the compile caches. `common` goes into every row.
+    """Cells, of which each pair takes the next one. `folder` is the run's own: queue, locks and compile caches.
 
+    `common` goes into every row. `lane`: which two GPUs of the machine this pair shares with others.
     Units: `deadline` of `time.time`; no cell begins less than `cell_s` seconds before it.
     """
 
@@ -38,6 +41,12 @@ class Job:
     common: dict[str, Any]
     deadline: float
     cell_s: float
+    lane: int = 0
+
+    @property
+    def queue(self) -> Queue:
+        """Of all pairs on all lanes."""
+        return Queue(self.folder / "next")
 
 
 def work(rank: int, say: Callable[[str], None], *, job: Job) -> int:
@@ -46,21 +55,22 @@ def work(rank: int, say: Callable[[str], None], *, job: Job) -> int:
     if job.plan.device == "cuda":
         _allow_async_tp(mesh.get_group())
     host_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
-    turn = Turn(path=job.folder / "turn.lock", host_group=host_group, quiet=job.plan.quiet)
+    turn = Turn(path=job.folder / f"turn-{job.lane}.lock", host_group=host_group, quiet=job.plan.quiet)
     turn.start_compiling()
-    on_gpu = job.plan.device == "cuda"
+    on_gpu, caches, tracer = job.plan.device == "cuda", job.folder / "caches", Tracer()
     if on_gpu:
         say("starting the compiler")
-        first_compilation(job.plan.device, job.folder / "caches" / "first")
+        first_compilation(job.plan.device, caches / "first")
     done = 0
-    for number, cell in enumerate(job.cells):
-        if not _time_is_left(job, host_group):
-            break
-        if number:
+    while (number := _next_cell(job, rank, host_group)) is not None:
+        say(f"begun {number}")
+        if done:
             turn.start_compiling()
-        cache = job.folder / "caches" / _slug(cell) if on_gpu else None
-        place = Place(mesh=mesh, turn=turn, cache=cache, say=say, publish=partial(_write, job, rank))
-        rows = run_cell(cell, job.plan, place)
+        place = Place(
+            mesh=mesh, turn=turn, tracer=tracer, cache=caches if on_gpu else None, say=say,
+            publish=partial(_write, job, rank),
+        )  # fmt: skip
+        rows = run_cell(job.cells[number], job.plan, place)
         turn.finish_cell()
         _write(job, rank, rows)
         say(f"done {number}")
@@ -68,11 +78,14 @@ def work(rank: int, say: Callable[[str], None], *, job: Job) -> int:
     return done
 
 
-def _time_is_left(job: Job, host_group: dist.ProcessGroup) -> bool:
-    """As rank 0 sees it."""
-    left = torch.tensor(job.deadline - time.time())
-    dist.broadcast(left, 0, group=host_group)
-    return left.item() > job.cell_s
+def _next_cell(job: Job, rank: int, host_group: dist.ProcessGroup) -> int | None:
+    """What rank 0 takes, if there are cells and time left."""
+    number = torch.tensor(-1)
+    if rank == 0 and job.deadline - time.time() > job.cell_s:
+        number.fill_(job.queue.take())
+    dist.broadcast(number, 0, group=host_group)
+    found = int(number.item())
+    return found if 0 <= found < len(job.cells) else None
 
 
 def _allow_async_tp(group: dist.ProcessGroup) -> None:
@@ -93,12 +106,3 @@ def _write(job: Job, rank: int, rows: list[dict[str, Any]]) -> None:
     results.append(job.out, [{**row, **job.common} for row in rows])
     with job.out.with_name(job.out.stem + "-profiles.jsonl").open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(one) + "\n" for one in profiles)
-
-
-def _slug(cell: Cell) -> str:
-    return "-".join(str(part) for part in cell.key).replace(" ", "")
-
-
-def without_first(job: Job, count: int) -> Job:
-    """The same job with its first cells taken off."""
-    return replace(job, cells=job.cells[count:])
