@@ -231,6 +231,8 @@ class CellRun:
                 # what our kernels expose is inside of them: only a timeline of theirs can tell
                 told = launches or not seen.fused_us
                 row[f"{which}_exposed_us"] = round(seen.exposed_us + inside_us, 1) if told else None
+            if not self.entries[name].works:  # what was timed stays right
+                self.entries[name].row["profile_error"] = self.entries[name].row.pop("error")
 
     def rows(self) -> list[Row]:
         """What is known so far."""

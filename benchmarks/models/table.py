@@ -179,10 +179,17 @@ def with_timelines(rows: dict[RowKey, Row], timelines: dict[RowKey, Row]) -> dic
     return {key: {**row, **told.get(key, {})} for key, row in rows.items()}
 
 
+def with_compile_times(rows: dict[RowKey, Row], compiled: dict[RowKey, Row]) -> dict[RowKey, Row]:
+    """Cold and warm compile times, from runs that measured nothing else."""
+    told = {key: {name: value for name, value in row.items() if "compile_" in name} for key, row in compiled.items()}
+    return {key: {**row, **told.get(key, {})} for key, row in rows.items()}
+
+
 def main(argv: Sequence[str]) -> None:
     """Write the page beside the results, and the README's table."""
     path = Path(argv[0] if argv else "benchmarks/results/2xh200/models.jsonl")
     rows = with_timelines(read(path), read(path.with_name(path.stem + "-timeline.jsonl")))
+    rows = with_compile_times(rows, read(path.with_name(path.stem + "-compile.jsonl")))
     beside = path.with_name(path.stem + "-predicted.jsonl")
     lines = beside.read_text(encoding="utf-8").splitlines() if beside.exists() else []
     predicted = [json.loads(line) for line in lines]
