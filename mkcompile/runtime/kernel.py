@@ -61,7 +61,8 @@ class PeerTable:
     multicast address. `fault_address` is
     an `abi.FaultReport` in host memory that the device can write.
     `outs_offset`: where the results lie in their common memory, equal on all ranks; -1 where they have none.
-    `group`: the ranks as numbered in the whole job, where they have such numbers.
+    `group`: the ranks as numbered in the whole job, where they have such numbers. `share_device`: some of them run on
+    one device, so that a launch must not hold SMs before it can go on (tests).
     `network`: where the ranks are on several nodes; `workspaces`, `rank` and `group` are those of one node then.
     Units: `timeout_s` seconds that a wait for a peer may last; `outs_offset` bytes.
     """
@@ -75,6 +76,7 @@ class PeerTable:
     outs_offset: int = -1
     multicast: int = 0
     group: tuple[int, ...] = ()
+    share_device: bool = False
     network: NetworkTable | None = None
 
     def __post_init__(self) -> None:
@@ -295,7 +297,7 @@ class PreparedLaunch:
             group = arguments.peers.group if arguments.peers else ()
             arguments.trace.stamp(packed, f"{self.identity.text}, grid {schedule.grid}", group)
         self._kernel = kernel
-        attributes = self._launch_attributes(config)
+        attributes = self._launch_attributes(config, arguments.peers)
         self._attributes = (driver.LaunchAttribute * max(1, len(attributes)))(*attributes)
         launch_config = driver.LaunchConfig(
             grid=(schedule.grid, 1, 1),
@@ -307,13 +309,13 @@ class PreparedLaunch:
         self._take(packed, launch_config)
 
     @staticmethod
-    def _launch_attributes(config: KernelConfig) -> list[driver.LaunchAttribute]:
+    def _launch_attributes(config: KernelConfig, peers: PeerTable | None) -> list[driver.LaunchAttribute]:
         """Blocks of a streaming kernel wait only for the same block of a peer, and those before it always end: not all
         need be resident at once. They wait for earlier work themselves. Source: docs/decisions/306-few-rows.md.
         """
         if config.streams:
             clusters = [driver.cluster_attribute(config.split)] if config.split > 1 else []
-            return [*clusters, driver.early_attribute()]
+            return clusters if peers is not None and peers.share_device else [*clusters, driver.early_attribute()]
         return [driver.cooperative_attribute()] if config.reduces else []
 
     def _take(self, packed: abi.KernelArguments, launch_config: driver.LaunchConfig) -> None:

@@ -94,6 +94,7 @@ class RankGroup:
             timeout_s=self.timeout_s,
             outs=tuple(out.data_ptr() for out in outs),
             group=tuple(range(self.world)),
+            share_device=len(set(self.devices)) < self.world,
         )
 
     def record(self) -> None:

@@ -86,6 +86,13 @@ def test_partials_are_sent_over_the_next_tile_but_no_faster_than_the_link() -> N
     assert 0.9 < link.pace_ns / (1024 * 128 / 366) < 1, "128 blocks together a little faster than the link"
 
 
+def test_launches_start_early_unless_ranks_share_a_device(fake_driver: FakeDriver) -> None:
+    config, schedule = stream_tactic(REDUCE, size(33, 4096, 2048), StreamForm((64, 64), 2), NUM_SMS)
+    given = arguments(33, 4096, 2048, schedule)
+    together = replace(given, peers=replace(PEERS, share_device=True))
+    assert [len(prepared(config, one)._attributes) for one in (given, together)] == [2, 1], "the cluster's is the other"
+
+
 def test_rows_of_one_owner_are_walked_together_where_tiles_have_one_owner() -> None:
     scatter = KernelConfig(operator="gemm_reduce_scatter")
 
