@@ -32,6 +32,8 @@ _LIBRARY_FACTOR = 0.95
 _LIBRARY_HOST_US, _PRODUCT_HOST_US = 50.0, 60.0
 # Up to so many gathered rows all of them go into one buffer, so that the weights are read once.
 _TOGETHER_ROWS = 512
+# Of a tile, what is left to do when the last rows have come. Source: the same.
+_ARRIVAL_TILES = 0.15
 # Moving costs more where the gathered tensor is a result, too.
 _RETURNED = 1.2
 
@@ -106,7 +108,7 @@ class Gather:
         constants = case.machine.constants
         busy = ceil(self.tiles(case.tile) / self.most_blocks) * self.tile_us(case)
         busy += constants.push_interference * min(busy, moving_us)
-        arrival = moving_us + min(constants.gather_arrival_us, flag_us + moving_us / 2)
+        arrival = moving_us + flag_us + constants.gather_arrival_us + _ARRIVAL_TILES * self.tile_us(case)
         return constants.gemm_launch_us + cost.smooth_max(busy, arrival, constants)
 
     def engine(self, tile: Tile) -> Candidate:

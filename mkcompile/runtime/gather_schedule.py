@@ -15,7 +15,7 @@ from mkcompile.runtime.tile_schedule import SM_FLOP_PER_US, TILE_START_US, Launc
 Variant = Literal["push", "remote_read", "copy_engine", "library"]
 #: What all blocks together move to the peers, and what they read there, bytes a microsecond; and what products lose
 #: meanwhile. Source: docs/decisions/307-all-gather.md.
-_PUSH_BYTES_PER_US, _READ_BYTES_PER_US = 300e3, 326e3
+_PUSH_BYTES_PER_US, _READ_BYTES_PER_US = 182e3, 326e3
 _BESIDE_MOVING = 0.05
 #: Copy engine: rate, start, and what each chunk and its flag cost.
 _ENGINE_BYTES_PER_US, _ENGINE_START_US, _ENGINE_CHUNK_US = 366e3, 8.0, 6.0
@@ -25,8 +25,8 @@ _TILE_FACTORS = {(128, 128): 1.02, (128, 160): 0.94, (128, 192): 0.94, (128, 224
 _HALF_TILE_FACTOR = 1.25
 #: Host time of a call by the library: its products are calls of torch. Inside a CUDA graph there is none.
 _LIBRARY_HOST_US, _PRODUCT_HOST_US = 50.0, 60.0
-#: From the last image to the last product, idle and while the link is busy; a launch of the copy engine's gate.
-_ARRIVAL_US, _BUSY_ARRIVAL_US, _GATE_US = 5.0, 20.0, 3.0
+#: From the last image to the last product: a time and a share of a tile; a launch of the copy engine's gate.
+_ARRIVAL_US, _ARRIVAL_TILES, _GATE_US = 5.0, 0.15, 3.0
 _MEMORY_BYTES_PER_US = 4.3e6
 #: A library's rate over that of our largest tile.
 _LIBRARY_GAIN = 1.035
@@ -74,12 +74,12 @@ def _moved_choice(
     """The smallest grid of as many waves, and the time of products beside blocks that move rows."""
     positions = schedule.positions(config, size)
     waves = ceil(positions / max_grid)
-    busy_us = waves * _tile_us(config, size)
+    tile_us = _tile_us(config, size)
+    busy_us = waves * tile_us
     busy_us += _BESIDE_MOVING * min(busy_us, moving_us)
     grid = ceil(positions / waves)
-    return replace(schedule, grid=grid, band=_band(config, size, grid)), max(
-        busy_us, moving_us + min(_BUSY_ARRIVAL_US, _ARRIVAL_US + moving_us / 2)
-    )
+    us = max(busy_us, moving_us + _ARRIVAL_US + _ARRIVAL_TILES * tile_us)
+    return replace(schedule, grid=grid, band=_band(config, size, grid)), us
 
 
 def push_choice(config: KernelConfig, size: GatherSize, max_grid: int, returned: bool) -> GatherChoice:
