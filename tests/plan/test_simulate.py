@@ -117,7 +117,9 @@ def test_any_layout_gives_a_step_that_fusing_does_not_slow(name: str) -> None:
 
 def test_feed_forward_networks_are_planned_whole_where_that_is_faster() -> None:
     """And then stand beside what they replace, their parts with the activation between them."""
-    few = simulate(replace(model("llama3-70b"), num_layers=2), "8xh200", workload=Workload(tokens=128, train=False))
+    all_reduced = Layout(tensor=8, sequence=False)
+    load = Workload(tokens=16, train=False)
+    few = simulate(replace(model("llama3-70b"), num_layers=2), "8xh200", all_reduced, load)
     found = {one.operator: one for one in few.rows[0].operators}
     assert found["ffn"].sites == 2 and found["ffn"].fused_s < found["ffn"].unfused_s
     many = simulate(replace(model("llama3-70b"), num_layers=2), "8xh200", workload=Workload(tokens=32768, train=False))
