@@ -241,7 +241,8 @@ def planned_results(pair: Pair) -> dict[str, Any]:
     wanted = [_gradients(model, staged, x, dy) for x, dy in steps]
     for step, (one, copy_of_it, other) in enumerate(zip(found, copies, wanted, strict=True)):
         for name, value in one.items():
-            assert torch.equal(value, other[name]), f"step {step}: {name} differs from the staged one"
+            apart = (value.float() - other[name].float()).norm() / other[name].float().norm()
+            assert torch.equal(value, other[name]), f"step {step}: {name} differs from the staged one by {apart:.2e}"
             assert torch.equal(value, copy_of_it[name]), f"step {step}: {name} has changed since"
     if pair.on_gpu:
         assert kinds["direct"] and kinds["without room"], kinds
