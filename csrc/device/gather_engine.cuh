@@ -53,7 +53,7 @@ MK_DEVICE void open_role(const LaunchArguments& args) {
 MK_DEVICE void engine_arrivals_role(const LaunchArguments& args, const GatherArguments& gather, u32 source, u32 group,
                                     u32 last) {
   const Gathering<Engine::Tile> launch{args, gather, current_epoch(args)};
-  Arrivals<Engine, 1> arrivals(launch, kLoadRole);
+  Arrivals<Engine> arrivals(launch, kLoadRole);
   arrivals.need(source, group);
   if (!last) return;
   for (u32 peer = 0; peer < args.world && !arrivals.given_up; ++peer) {

@@ -72,7 +72,6 @@ class Constants:
     stream_link_fraction: float
     stream_overlap: float
     stream_exponent: float
-    gather_block_fraction: float
     gather_push_fraction: float
     gather_arrival_us: float
     gather_gate_us: float

@@ -126,6 +126,8 @@ def transfers(shard: int, size: GatherSize, schedule: GatherSchedule, places: En
         peer, start = (rank - step) % world, group * group_bytes
         target = places.areas[peer] + places.slot(peer, rank) * size.shard_bytes + start
         copies.append(Transfer(target, shard + start, min(group_bytes, size.shard_bytes - start)))
+        # The flag is the stream's next transfer: see "Flags of the copy engine" in docs/memory_ordering.md.
+        # pairs-with: shard_ready release (copy_engine -> engine_arrivals_role), scope sys
         copies.append(Transfer(places.flag(peer, rank, group), places.flag(rank, rank, 0), _FLAG_BYTES))
     return copies
 

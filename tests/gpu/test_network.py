@@ -188,7 +188,8 @@ def test_a_proxy_that_stops_ends_the_launch() -> None:
 def test_without_network_waits_missing_chunks_are_noticed(operator: str, broadcast: str) -> None:
     group = NodeGroup((0, 0), nodes=2, timeout_s=2.0)
     config = config_of(group, operator, broadcast, (128, 128))
-    inputs = [random_input(r, 0, 1024, 1024, 264, config) for r in range(2)]
+    # so long a product that the chunks of a late rank come after its entry
+    inputs = [random_input(r, 0, 1024, 1024, 8192, config) for r in range(2)]
     outs = nan_outputs(group, 512 if operator == "gemm_reduce_scatter" else 1024, 1024, config)
     launches = group.prepare(config, inputs, outs, kernels=[load_broken(config, 0, NO_NETWORK_WAIT)] * 2)
     group.synchronize()

@@ -42,6 +42,8 @@ CONFIGS = [
     KernelConfig(operator="gemm_reduce_scatter", streams=True, block_m=64, block_n=64, split=4, has_bias=True),
     KernelConfig(streams=True, block_m=128, block_n=128, split=2, ping_pong=True),
     KernelConfig(operator="gemm_all_reduce", streams=True, block_m=128, block_n=128, hands_over=True),
+    KernelConfig(operator="gemm_reduce_scatter", network="flat"),
+    KernelConfig(operator="gemm_all_reduce", broadcast="staged", network="flat", block_n=128),
 ]
 MAX_REGISTERS = 168  # 65536 / 384 threads, what the launch may take
 

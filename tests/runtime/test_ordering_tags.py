@@ -10,10 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DEVICE = ROOT / "csrc" / "device"
-#: The other end of what kernels and the host's proxy tell each other.
-HOST = tuple(ROOT / "csrc" / "host" / name for name in ("ring.h", "flags.h"))
+#: The other end of what kernels, the host's proxy and the copy engine tell each other.
+HOST = (*(ROOT / "csrc" / "host" / name for name in ("ring.h", "flags.h")), ROOT / "mkcompile/runtime/gather_engine.py")
 PAGE = ROOT / "docs" / "memory_ordering.md"
-TAG = re.compile(r"// pairs-with: (\w+) (release|acquire) \((\w+) -> (\w+)\), scope (cta|gpu|sys)$")
+TAG = re.compile(r"(?://|#) pairs-with: (\w+) (release|acquire) \((\w+) -> (\w+)\), scope (cta|gpu|sys)$")
 ORDERED = re.compile(
     r"\b(load_acquire_\w+|store_release_\w+|fence_acq_rel_\w+|red_release_\w+|wait_until<\S+>|wait_network<\S+>|wait)\((?!const)"
 )

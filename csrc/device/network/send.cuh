@@ -237,7 +237,7 @@ struct NetworkSignaller : Signaller<Op> {
     const u32 first = chunk * network_of(args).chunk_tiles;
     const NetworkStaging<Tile> box = boxes();
     Command command{};
-    command.source_offset = source;
+    if (kind != kNetPartialFree) command.source_offset = source;  // a credit has no bytes, and no place they lie in
     if (kind == kNetPartial) command.destination_offset = box.inbox(node, schedule.node, first);
     if (kind == kNetFinal) command.destination_offset = box.final_inbox(node, schedule.node, first);
     command.bytes = kind == kNetPartialFree ? 0 : (u64)tiles * Tile::kTileBytes;
