@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from math import ceil
 
-from mkcompile.config import settings
-from mkcompile.runtime import abi, driver, gather_abi, nvrtc, sources
+from mkcompile.runtime import abi, driver, gather_abi, nvrtc
 from mkcompile.runtime.chain import StreamOperations
 from mkcompile.runtime.gather_abi import COLUMNS
 from mkcompile.runtime.gather_launch import ELEMENT_BYTES, GatherSchedule, GatherSize
 from mkcompile.runtime.kernel import ARCHITECTURE
-from mkcompile.runtime.kernel_cache import KernelCache, entry_key
+from mkcompile.runtime.kernel_cache import compiled
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
 _FLAG_BYTES = 4
@@ -47,14 +46,7 @@ def engine_cubin() -> nvrtc.Cubin:
 
     Raises: CompileError; UnsupportedDeviceError where NVRTC is not installed.
     """
-    source, headers = engine_source() + abi.assertions() + gather_abi.assertions(), sources.headers()
-    kernels = KernelCache(settings().cache_dir / "kernels")
-    key = entry_key(source, headers, _OPTIONS, nvrtc.version())
-    cubin = kernels.load(key)
-    if cubin is None:
-        cubin = nvrtc.compile_cubin("gather_engine", source, headers, _OPTIONS)
-        kernels.store(key, cubin)
-    return cubin
+    return compiled("gather_engine", engine_source() + abi.assertions() + gather_abi.assertions(), _OPTIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,9 @@ import ctypes
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mkcompile.config import settings
 from mkcompile.errors import OperatorInputError
-from mkcompile.runtime import abi, driver, identity, network_abi, nvrtc, sources, tensor_map
-from mkcompile.runtime.kernel_cache import KernelCache, entry_key
+from mkcompile.runtime import abi, driver, identity, network_abi, nvrtc, tensor_map
+from mkcompile.runtime.kernel_cache import compiled
 from mkcompile.runtime.kernel_config import BLOCK_K, NUM_THREADS, KernelConfig
 from mkcompile.runtime.network_layout import NetworkTable, network_slots
 from mkcompile.runtime.tensor_map import Matrix
@@ -127,14 +126,7 @@ def compile_kernel(config: KernelConfig) -> CompiledKernel:
 
     Raises: CompileError; UnsupportedDeviceError where NVRTC is not installed.
     """
-    source = config.source() + abi.assertions()
-    headers = sources.headers()
-    cache = KernelCache(settings().cache_dir / "kernels")
-    key = entry_key(source, headers, OPTIONS, nvrtc.version())
-    cubin = cache.load(key)
-    if cubin is None:
-        cubin = nvrtc.compile_cubin(config.name, source, headers, OPTIONS)
-        cache.store(key, cubin)
+    cubin = compiled(config.name, config.source() + abi.assertions(), OPTIONS)
     return CompiledKernel(config=config, cubin=cubin)
 
 

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mkcompile.config import settings
+from mkcompile.runtime import nvrtc, sources
 from mkcompile.runtime.nvrtc import Cubin
 
 _LOG = logging.getLogger(__name__)
@@ -96,3 +98,18 @@ class KernelCache:
         except OSError as error:
             _LOG.warning("kernel not kept in %s (%s)", self.folder, error)
             Path(name).unlink(missing_ok=True)
+
+
+def compiled(name: str, source: str, options: Sequence[str]) -> Cubin:
+    """Machine code of a translation unit over this package's headers, from disk or from the compiler (about 1 s).
+
+    Raises: CompileError; UnsupportedDeviceError where NVRTC is not installed.
+    """
+    headers = sources.headers()
+    cache = KernelCache(settings().cache_dir / "kernels")
+    key = entry_key(source, headers, options, nvrtc.version())
+    cubin = cache.load(key)
+    if cubin is None:
+        cubin = nvrtc.compile_cubin(name, source, headers, options)
+        cache.store(key, cubin)
+    return cubin

@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 
-from mkcompile.config import settings
 from mkcompile.errors import OperatorInputError, WorkspaceError
-from mkcompile.runtime import driver, gather_abi, network_abi, nvrtc, sources, tensor_map
+from mkcompile.runtime import driver, gather_abi, network_abi, nvrtc, tensor_map
 from mkcompile.runtime.chain import StreamOperations
 from mkcompile.runtime.gather_launch import ELEMENT_BYTES, GatherLaunch, GatherSize, fill_maps, fill_words
 from mkcompile.runtime.identity import LaunchIdentity
 from mkcompile.runtime.kernel import OPTIONS, LoadedKernel, PeerTable
-from mkcompile.runtime.kernel_cache import KernelCache, entry_key
+from mkcompile.runtime.kernel_cache import compiled
 from mkcompile.runtime.kernel_config import BLOCK_K, NUM_THREADS, KernelConfig
 
 _HIGHEST_PRIORITY, _NON_BLOCKING = -5, 1
@@ -48,14 +47,8 @@ def mover_cubin() -> nvrtc.Cubin:
 
     Raises: CompileError; UnsupportedDeviceError where NVRTC is not installed.
     """
-    source, headers = mover_source() + network_abi.assertions() + gather_abi.assertions(), sources.headers()
-    kernels = KernelCache(settings().cache_dir / "kernels")
-    key = entry_key(source, headers, OPTIONS, nvrtc.version())
-    cubin = kernels.load(key)
-    if cubin is None:
-        cubin = nvrtc.compile_cubin("network_gather_mover", source, headers, OPTIONS)
-        kernels.store(key, cubin)
-    return cubin
+    source = mover_source() + network_abi.assertions() + gather_abi.assertions()
+    return compiled("network_gather_mover", source, OPTIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from mkcompile.runtime.tile_schedule import TileSchedule
 from .broken_kernels import NO_CLEAR, NO_EXCHANGE, NO_MAIL
 from .ranks import RankGroup, nan_outputs, random_input
 from .test_negative_controls import load_broken
-from .test_reductions import check, config_of, expected_of, group_of
+from .test_reductions import check, check_replays, config_of, expected_of, group_of
 from .test_tile_gemm import run_gemm
 from .truth import assert_bitwise, assert_close, baseline_product, product, summed
 
@@ -175,30 +175,8 @@ def test_few_and_many_rows_alternate_on_one_workspace() -> None:
 
 @OPERATORS
 def test_graph_replays_with_changed_inputs(operator: str) -> None:
-    group, config = group_of((0, 0)), stream_config(operator, split=2)
-    inputs = [random_input(rank, 0, 32, 520, 264, config) for rank in range(2)]
-    outs = nan_outputs(group, 16 if operator == "gemm_reduce_scatter" else 32, 520, config)
-    launches = group.prepare(config, inputs, outs)
-    graphs = []
-    for rank in range(2):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=group.streams[rank]):
-            for _ in range(3):
-                launches[rank].run(torch.cuda.current_stream().cuda_stream)
-        graphs.append(graph)
-    for replay in range(20):
-        for rank in range(2):
-            inputs[rank].x.copy_(random_input(rank, 0, 32, 520, 264, config, replay, True).x)
-            inputs[rank].w.copy_(random_input(rank, 0, 32, 520, 264, config, replay, True).w)
-        torch.cuda.synchronize()
-        for rank in range(2):
-            with torch.cuda.stream(group.streams[rank]):
-                graphs[rank].replay()
-        group.synchronize()
-        group.check()
-        truth, _ = summed(inputs, config, "cuda:0")
-        for rank, out in enumerate(outs):
-            assert_bitwise(out, expected_of(config, rank, 2, truth), f"replay {replay} rank {rank}")
+    group = group_of((0, 0))
+    check_replays(group, stream_config(operator, split=2), 32, 520, 264, replays=20, launches_of_graph=3)
 
 
 @OPERATORS

@@ -14,7 +14,7 @@ from .broken_kernels import NO_NETWORK_WAIT
 from .network_ranks import FAST, LINK_50, SHUFFLED_50, SLOW_SHUFFLED, NodeGroup, node_group
 from .ranks import nan_outputs, random_input
 from .test_negative_controls import load_broken
-from .test_reductions import check, expected_of
+from .test_reductions import check, check_replays, expected_of
 from .truth import assert_bitwise, summed
 
 OPERATORS = pytest.mark.parametrize(
@@ -113,28 +113,7 @@ def test_rows_in_segments() -> None:
 @OPERATORS
 def test_graph_replays(operator: str, broadcast: str) -> None:
     with node_group((0, 0), 2) as group:
-        config = config_of(group, operator, broadcast)
-        inputs = [random_input(rank, 0, 512, 520, 264, config) for rank in range(2)]
-        outs = nan_outputs(group, 256 if operator == "gemm_reduce_scatter" else 512, 520, config)
-        launches, graphs = group.prepare(config, inputs, outs), []
-        for rank in range(2):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=group.streams[rank], capture_error_mode="thread_local"):
-                launches[rank].run(torch.cuda.current_stream().cuda_stream)
-            graphs.append(graph)
-        for replay in range(5):
-            for rank in range(2):
-                inputs[rank].x.copy_(random_input(rank, 0, 512, 520, 264, config, replay, True).x)
-                inputs[rank].w.copy_(random_input(rank, 0, 512, 520, 264, config, replay, True).w)
-            torch.cuda.synchronize()
-            for rank in range(2):
-                with torch.cuda.stream(group.streams[rank]):
-                    graphs[rank].replay()
-            group.synchronize()
-            group.check()
-            truth, _ = summed(inputs, config, "cuda:0")
-            for rank, out in enumerate(outs):
-                assert_bitwise(out, expected_of(config, rank, 2, truth), f"replay {replay} rank {rank}")
+        check_replays(group, config_of(group, operator, broadcast), 512, 520, 264, replays=5)
 
 
 @OPERATORS

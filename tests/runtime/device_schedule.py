@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import tempfile
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
-from mkcompile.runtime.sources import csrc_folder
+from tests.runtime.device_header import built
 
 _SOURCE = """
 #define __device__
@@ -52,13 +48,8 @@ class Task:
     out_row: int
 
 
-@cache
 def _library() -> ctypes.CDLL:
-    folder = Path(tempfile.mkdtemp(prefix="mkcompile-schedule-"))
-    (folder / "walk.cc").write_text(_SOURCE)
-    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{csrc_folder()}", "walk.cc", "-o", "walk.so"]
-    subprocess.run(command, cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "walk.so"))
+    return built(_SOURCE)
 
 
 def walk(

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import tempfile
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-from mkcompile.runtime.sources import csrc_folder
+from tests.runtime.device_header import built
 
 _SOURCE = """
 #define __device__
@@ -78,13 +74,8 @@ class Place:
     run: int
 
 
-@cache
 def library() -> ctypes.CDLL:
-    folder = Path(tempfile.mkdtemp(prefix="mkcompile-node-gather-"))
-    (folder / "walk.cc").write_text(_SOURCE)
-    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{csrc_folder()}", "walk.cc", "-o", "walk.so"]
-    subprocess.run(command, cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "walk.so"))
+    return built(_SOURCE)
 
 
 def take(case: Case, rank: int) -> ctypes.CDLL:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from itertools import product
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mkcompile.runtime.sources import csrc_folder
+from tests.runtime.device_header import built
 
 SOURCE = Path(__file__).with_name("network_order.cc")
 RIGHT, STUCK = 0, 2
@@ -36,11 +35,8 @@ class Case:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    target = tmp_path_factory.mktemp("order") / "walk.so"
-    command = ["g++", "-std=c++20", "-O2", "-shared", "-fPIC", f"-I{csrc_folder()}", str(SOURCE), "-o", str(target)]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(target))
+def library() -> ctypes.CDLL:
+    return built(SOURCE.read_text())
 
 
 def walk(library: ctypes.CDLL, case: Case) -> int:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from itertools import product
-from pathlib import Path
 
 import pytest
 
-from mkcompile.runtime.sources import csrc_folder
+from tests.runtime.device_header import built
 
 Order = list[tuple[int, int, int]]  # tile, its row and column in tiles, by position
 
@@ -32,12 +30,8 @@ extern "C" void walk(int scatters, unsigned world, unsigned rank, unsigned segme
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder: Path = tmp_path_factory.mktemp("order")
-    (folder / "walk.cc").write_text(_SOURCE)
-    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{csrc_folder()}", "walk.cc", "-o", "walk.so"]
-    subprocess.run(command, cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "walk.so"))
+def library() -> ctypes.CDLL:
+    return built(_SOURCE)
 
 
 def orders(
