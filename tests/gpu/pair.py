@@ -159,12 +159,14 @@ class Pair:
 
 
 def start(rank: int, world_size: int, rendezvous: Path, device_type: str, timeout_s: float) -> Pair:
-    """Join the group, NCCL on GPUs and gloo without, and install a launcher that counts."""
-    device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
-    keywords: dict[str, Any] = {}
-    if device_type == "cuda":
+    """Join the group, NCCL on GPUs of their own and gloo else, and install a launcher that counts.
+
+    `device_type`: "cuda", "cpu", or "shared", where all ranks have the first GPU.
+    """
+    device = torch.device("cpu") if device_type == "cpu" else torch.device("cuda", rank * (device_type == "cuda"))
+    keywords: dict[str, Any] = {"device_id": device} if device_type == "cuda" else {}
+    if device.type == "cuda":
         torch.cuda.set_device(device)
-        keywords["device_id"] = device
     dist.init_process_group(
         "nccl" if device_type == "cuda" else "gloo",
         init_method=f"file://{rendezvous}",

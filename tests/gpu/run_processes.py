@@ -1,10 +1,11 @@
 """Runs every case of two processes on two GPUs; families of one environment share a pair of processes.
 
-    python tests/gpu/run_processes.py [--only operators,graphs] [--out results.jsonl] [--device cpu]
+    python tests/gpu/run_processes.py [--only operators,graphs] [--out results.jsonl] [--device cpu|shared]
 
 Prints one JSON line a case and a last one with the counts. A family whose processes hang or die costs only itself: its
 cases that had finished are reported, the stack of the others is kept, and the families after it get processes of their
-own. `--device cpu` tries the script itself over gloo.
+own. `--device cpu` tries the script itself over gloo; with `shared` both processes have the first GPU, which lets them
+run by turns: the same kernels through the same handles, at no speed to speak of, and without NCCL.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Family:
     """Cases that share a pair of processes. `module` has `CASES`; `only` takes some of them.
 
     Units: seconds; `timeout_s` is the process group's. `may_die`: ranks that a case ends on purpose. `alone`: shares
-    its processes with no other. `on_cpu`: cases that also run without GPUs, unfused.
+    its processes with no other. `on_cpu`: cases that also run without GPUs, unfused. `needs_nccl`: which has one rank a
+    GPU.
     """
 
     module: str
@@ -46,12 +48,18 @@ class Family:
     may_die: tuple[int, ...] = ()
     alone: bool = False
     on_cpu: tuple[str, ...] = ()
+    needs_nccl: bool = False
+
+    def runs_on(self, device: str) -> bool:
+        """Is there a case for "cuda", "shared" or "cpu"?"""
+        return bool(self.on_cpu) if device == "cpu" else device == "cuda" or not self.needs_nccl
 
 
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 SHORT = {"MKCOMPILE_TIMEOUT_S": "5"}
 RESERVE_16 = {"MKCOMPILE_TIMEOUT_S": "8", "MKCOMPILE_SM_RESERVE": "16"}
 RESERVE_32 = {"MKCOMPILE_TIMEOUT_S": "8", "MKCOMPILE_SM_RESERVE": "32"}
+NCCL = "tests.gpu.nccl_cases"
 LARGE = ("large_first_on_rank_0", "large_first_on_rank_1")
 #: Captures without warm-up come first, before other families have loaded kernels.
 FAMILIES: dict[str, Family] = {
@@ -60,9 +68,9 @@ FAMILIES: dict[str, Family] = {
     "operators": Family(module="tests.gpu.operator_cases", limit_s=150, on_cpu=("rows", "sums", "misaligned")),
     "compiled": Family(module="tests.gpu.compiled_cases", limit_s=150, on_cpu=("tensor_parallel", "sequence_parallel")),
     "streams": Family(module="tests.gpu.stream_cases", limit_s=90),
-    "nccl": Family(module="tests.gpu.nccl_cases", limit_s=60, environment={"MKCOMPILE_TIMEOUT_S": "8"}),
-    "nccl_reserve_16": Family(module="tests.gpu.nccl_cases", limit_s=60, environment=RESERVE_16, only=LARGE),
-    "nccl_reserve_32": Family(module="tests.gpu.nccl_cases", limit_s=60, environment=RESERVE_32, only=LARGE),
+    "nccl": Family(module=NCCL, limit_s=60, environment={"MKCOMPILE_TIMEOUT_S": "8"}, needs_nccl=True),
+    "nccl_reserve_16": Family(module=NCCL, limit_s=60, environment=RESERVE_16, only=LARGE, needs_nccl=True),
+    "nccl_reserve_32": Family(module=NCCL, limit_s=60, environment=RESERVE_32, only=LARGE, needs_nccl=True),
     "stress": Family(module="tests.gpu.stress_cases", limit_s=90),
     "in_use": Family(module="tests.gpu.fault_cases", limit_s=60, environment=SHORT, only=("in_use",)),
     "skipped": Family(module="tests.gpu.fault_cases", limit_s=60, environment=SHORT, only=("skipped", "replayed")),
@@ -145,6 +153,8 @@ def _start_rank(names: list[str], rank: int, device: str, folder: Path) -> subpr
     command = [sys.executable, str(Path(__file__)), "--rank", str(rank), "--folder", str(folder)]
     command += ["--only", ",".join(names), "--device", device]
     settings = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "4", "CUDA_MODULE_LOADING": "EAGER"}
+    if device == "shared":
+        settings["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
     environment = {**os.environ, **settings, **FAMILIES[names[0]].environment}
     with (folder / f"log.{rank}").open("wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=ROOT, start_new_session=True)
@@ -211,7 +221,7 @@ def main() -> int:
     """0 where every case passed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", default="", help="families, separated by commas")
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--device", default="cuda", choices=("cuda", "shared", "cpu"))
     parser.add_argument("--out", type=Path, help="also write the lines to this file")
     parser.add_argument("--limit-s", type=float, default=560.0, help="start no family after this many seconds")
     parser.add_argument("--patience", type=float, default=1.0, help="multiplies the families' time limits")
@@ -222,7 +232,7 @@ def main() -> int:
     if arguments.rank >= 0:
         run_rank(arguments.only.split(","), arguments.rank, arguments.device, arguments.folder)
     wanted = arguments.only.split(",") if arguments.only else list(FAMILIES)
-    names = [name for name in wanted if arguments.device == "cuda" or FAMILIES[name].on_cpu]
+    names = [name for name in wanted if FAMILIES[name].runs_on(arguments.device)]
     started, results = time.monotonic(), []
     for batch in batches(names):
         for result in run_batch(batch, arguments.device, arguments.patience, started + arguments.limit_s):
