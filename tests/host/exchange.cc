@@ -1,7 +1,6 @@
 #include "exchange.h"
 
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -11,56 +10,6 @@ namespace mk::test {
 namespace {
 
 using namespace mk::host;
-
-constexpr std::byte kPoison{0xee};
-constexpr u64 kGuard = 64;  ///< bytes on each side of a message that must stay as they were
-
-struct Layout {
-  explicit Layout(const Plan& plan)
-      : slot_bytes(plan.max_bytes + 4 * kGuard), receive((8 * u64{plan.slots} + 255) / 256 * 256),
-        send(receive + plan.slots * slot_bytes), end(send + plan.slots * slot_bytes) {}
-  u64 slot_bytes, receive, send, end;
-};
-
-/// What message `number` from `rank` is like: both sides make the same up.
-struct Message {
-  u64 bytes, source, destination;  ///< offsets inside their slots
-  u64 key;
-};
-
-Message message_of(const Plan& plan, u32 rank, u64 number) {
-  std::mt19937_64 random(plan.seed * 1'000'003 + number * 2 + rank);
-  const double most = std::log2(static_cast<double>(plan.max_bytes));
-  const double exponent = std::uniform_real_distribution<double>(0, most)(random);
-  const u64 bytes = std::min<u64>(static_cast<u64>(std::exp2(exponent) + 0.5), plan.max_bytes);
-  const u64 room = plan.max_bytes + 2 * kGuard - bytes;
-  return {bytes, kGuard + random() % room, kGuard + random() % room, random()};
-}
-
-/// Epochs of a slot jump, as they do when other operators use a workspace in between.
-u32 epoch_of(const Plan& plan, u64 number) { return static_cast<u32>((number / plan.slots + 1) * 1000 + number % 7); }
-
-void fill(std::byte* to, const Message& message) {
-  u64 state = message.key;
-  for (u64 i = 0; i < message.bytes; i += 8) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    std::memcpy(to + i, &state, std::min<u64>(8, message.bytes - i));
-  }
-}
-
-bool is_poison(const std::byte* from, u64 bytes) {
-  u64 poison = 0, word = 0;
-  std::memset(&poison, static_cast<int>(kPoison), sizeof poison);
-  u64 i = 0;
-  for (; i + sizeof word <= bytes; i += sizeof word) {  // by words: a virtual machine feels the difference
-    std::memcpy(&word, from + i, sizeof word);
-    if (word != poison) return false;
-  }
-  for (; i < bytes; ++i) {
-    if (from[i] != kPoison) return false;
-  }
-  return true;
-}
 
 void maybe_pause(const Plan& plan, std::mt19937_64& random) {
   if (!plan.delays) return;
@@ -105,18 +54,11 @@ std::string send_all(const Plan& plan, Side& side, u32 rank, u32 peer) {
   return {};
 }
 
-bool check_message(const std::byte* slot, u64 slot_bytes, const Message& message, std::vector<std::byte>& expected) {
-  fill(expected.data(), message);
-  const u64 end = message.destination + message.bytes;
-  return std::memcmp(slot + message.destination, expected.data(), message.bytes) == 0 &&
-         is_poison(slot, message.destination) && is_poison(slot + end, slot_bytes - end);
-}
-
 /// Messages in: each is checked, its slot poisoned, and its credit sent.
 Outcome receive_all(const Plan& plan, Side& side, u32 rank, u32 peer) {
   const Layout layout(plan);
   std::mt19937_64 random(plan.seed + 31 * rank);
-  std::vector<std::byte> expected(plan.max_bytes + 8);
+  Reader reader(plan);
   Session& session = *side.session;
   Outcome outcome;
   for (u64 number = 0; number < plan.messages; ++number) {
@@ -126,8 +68,8 @@ Outcome receive_all(const Plan& plan, Side& side, u32 rank, u32 peer) {
     if (status == 0) {
       std::byte* at = side.memory.data() + layout.receive + slot * layout.slot_bytes;
       const Message message = message_of(plan, peer, number);
-      outcome.wrong += seen == epoch && check_message(at, layout.slot_bytes, message, expected) ? 0 : 1;
-      std::memset(at, static_cast<int>(kPoison), layout.slot_bytes);
+      const bool is_right = reader.take(at, message);
+      outcome.wrong += seen == epoch && is_right ? 0 : 1;
       ++outcome.received;
       maybe_pause(plan, random);
       u64 ticket = 0;
@@ -175,7 +117,7 @@ Error open_side(const Plan& plan, ProxyOptions options, Side& side) {
     side.memory.assign(layout.end, std::byte{0});
     options.region_base = reinterpret_cast<u64>(side.memory.data());
   }
-  std::memset(side.memory.data() + layout.receive, static_cast<int>(kPoison), layout.send - layout.receive);
+  poison(side.memory.data() + layout.receive, layout.send - layout.receive);
   Error error;
   side.session = Session::open(options, error);
   return error;

@@ -1,24 +1,13 @@
 #pragma once
 // Two ranks exchange messages of random size at random offsets, with credits, and check every byte. Works over any
 // transport: each side is a Session and two threads, in one process or in two.
-//
-// Region of each side: flags [2 * slots], then receiving slots, then sending slots. Flag s is the arrival of a message
-// in slot s, flag slots + s the credit that the peer has read it.
 #include <memory>
 
 #include "check.h"
 #include "host/session.h"
+#include "messages.h"
 
 namespace mk::test {
-
-struct Plan {
-  u64 messages = 1000;         ///< each way
-  u32 slots = 16;
-  u64 max_bytes = 64 << 10;    ///< sizes are log-uniform from 1 to this
-  u64 seed = 1;                ///< the same on both sides
-  bool delays = true;          ///< random pauses of both threads
-  u64 limit_ns = 60'000'000'000;  ///< for each wait
-};
 
 /// What a side saw.
 struct Outcome {
