@@ -26,7 +26,7 @@ ROOMS = {
     "runtime": {"config", "errors", "ops", "plan"},
     "codegen": {"ops", "plan"},
     "backend": {"config", "errors", "ops", "plan", "passes", "runtime", "codegen"},
-    "inspect": {"config", "errors", "ops", "plan", "passes", "runtime", "backend", "demo"},
+    "inspect": {"config", "errors", "ops", "plan", "passes", "runtime", "backend"},
     "demo": {"config", "errors", "ops", "plan", "passes", "runtime", "backend", "inspect"},
     "__init__": {"config", "errors", "ops", "runtime", "backend", "inspect"},
     "__main__": {"inspect", "demo", "plan", "errors", "config"},
@@ -50,7 +50,7 @@ BANNED_NUMBERS = {108, 114, 132, 148}
 COUNTING_ROOMS = ("ops", "plan", "passes", "runtime", "backend")
 DESCRIBES_MACHINES = ("mkcompile/plan/topology.py",)
 # Where everything may be caught: what a rank raised is told to the process that started it.
-CATCHES_ALL = ("mkcompile/demo/ranks.py",)
+CATCHES_ALL = ("mkcompile/inspect/ranks.py",)
 # Written when a kernel is compiled, not a file.
 GENERATED = "generated"
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from mkcompile.demo.ranks import Launch, RankError, run_ranks
+from mkcompile.inspect.ranks import Launch, RankError, run_ranks
 
 from . import results
 from .cell_run import Plan

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from mkcompile.demo.models import Size
-from mkcompile.demo.ranks import Launch, RankError, run_ranks
 from mkcompile.demo.show import Steps, agrees, show_differences
 from mkcompile.demo.work import HUGGING_FACE, MAKERS, STEPS, Job, Outcome, work
 from mkcompile.inspect.console import terminal
+from mkcompile.inspect.ranks import Launch, RankError, run_ranks
 
 # Of the largest element. In fp32 the order of sums is all that may differ; bf16 keeps 8 bits of each intermediate.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2}

@@ -20,8 +20,8 @@ from mkcompile.demo.models import (
     sequence_parallel_training,
     tensor_parallel_inference,
 )
-from mkcompile.demo.ranks import Say
 from mkcompile.inspect.explain import Request, explain_request
+from mkcompile.inspect.ranks import Say
 from mkcompile.inspect.report import Report
 from mkcompile.ops.registry import Call, set_launcher
 from mkcompile.runtime.wiring import install

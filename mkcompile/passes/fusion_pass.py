@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-import mkcompile
 from mkcompile.config import Options
 from mkcompile.ops.problem import Problem
 from mkcompile.passes import artifact
@@ -31,7 +30,7 @@ Facts = Callable[[], str]
 def source_digest() -> str:
     """A hash of this package's Python sources: a changed pass must not meet old cache entries."""
     digest = hashlib.sha256()
-    root = Path(mkcompile.__file__).parent
+    root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode())
         digest.update(path.read_bytes())

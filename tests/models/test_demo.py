@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mkcompile.demo.ranks import Launch, RankError, Say, run_ranks
 from mkcompile.demo.show import agrees
 from mkcompile.demo.work import Difference, Outcome
+from mkcompile.inspect.ranks import Launch, RankError, Say, run_ranks
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = Launch(world_size=2, device="cpu", timeout_s=120.0)

@@ -105,7 +105,7 @@ def _record(work: Work, world: int, console: Console) -> Timeline | None:
     """Raises: UnsupportedDeviceError where there are too few GPUs."""
     import torch
 
-    from mkcompile.demo.ranks import Launch, RankError, run_ranks
+    from mkcompile.inspect.ranks import Launch, RankError, run_ranks
     from mkcompile.inspect.trace.run import traced
     from mkcompile.runtime.trace.file import Timeline
 
