@@ -141,11 +141,12 @@ def all_gather_contenders(operands: Operands, arena: Arena) -> Iterator[Contende
         yield Contender(name=name, call=call, variant=text)
 
 
-def contenders(op: str, shape: Shape, operands: Operands, arena: Arena) -> list[Contender]:
+def contenders(op: str, shape: Shape, operands: Operands, arena: Arena | None) -> list[Contender]:
     """Everyone who takes part in an operator's comparison; cuBLAS's GEMM first, for the ceiling."""
     base = cublas(operands)
     if op == "gemm":
         return [base, ours("gemm", operands, None)]
+    assert arena is not None, f"{op} takes more than one rank"
     of_op = {
         "gemm_reduce_scatter": reduce_scatter_contenders, "gemm_all_reduce": all_reduce_contenders,
         "all_gather_gemm": all_gather_contenders,

@@ -3,7 +3,7 @@
 Starts one process a GPU. One JSON line a rank and table, microseconds a call: the operators by every way that leads to
 a launch, the parts of the shortest, bare launches of an empty kernel with arguments of several sizes, and a compiled
 chain of layers with and without calls below torch's dispatcher. The least of several batches, each short enough for the
-launch queue.
+launch queue. With `--shared` all processes have the first GPU, which lets them run by turns, at the host's same cost.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import ctypes
 import datetime
 import json
+import os
 import sys
 import tempfile
 import time
@@ -37,6 +38,7 @@ from mkcompile.runtime.dispatch import Dispatch
 from mkcompile.runtime.kernel import OPTIONS
 from mkcompile.runtime.launcher import Launcher
 from mkcompile.runtime.operation import Operation
+from tests.gpu.pair import SharedPlatform
 
 _BATCHES, _CALLS = 20, 100
 _ROWS = 64
@@ -165,12 +167,13 @@ def compiled_layer() -> dict[str, float]:
 
 def worker(rank: int, options: argparse.Namespace, folder: str) -> None:
     """One rank."""
-    torch.cuda.set_device(rank)
+    device = torch.device("cuda", 0 if options.shared else rank)
+    torch.cuda.set_device(device)
     dist.init_process_group(
-        "nccl", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=options.world,
-        device_id=torch.device("cuda", rank),
+        "gloo" if options.shared else "nccl", init_method=f"file://{folder}/rendezvous", rank=rank,
+        world_size=options.world, device_id=None if options.shared else device,
     )  # fmt: skip
-    launcher = Launcher()
+    launcher = Launcher(SharedPlatform() if options.shared else None)
     set_launcher(Dispatch(Agreement(), launcher))
     tables: dict[str, Callable[[], dict[str, float]]] = {"bare_launches": bare_launches}
     for operator in ("gemm_all_reduce", "gemm_reduce_scatter"):
@@ -193,10 +196,13 @@ def main(arguments: list[str]) -> None:
     """Start the ranks, wait for them, and put their lines together."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.host_overhead", description=__doc__)
     parser.add_argument("--world", type=int, default=2)
+    parser.add_argument("--shared", action="store_true", help="all ranks on one GPU")
     parser.add_argument("--commit", default="unknown", help="written into every line")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines")
     options = parser.parse_args(arguments)
     options.out.parent.mkdir(parents=True, exist_ok=True)
+    if options.shared:
+        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
     with tempfile.TemporaryDirectory(prefix="mkcompile-host-") as folder:
         mp.spawn(worker, args=(options, folder), nprocs=options.world)
     texts = [options.out.with_suffix(f".{rank}.jsonl").read_text(encoding="utf-8") for rank in range(options.world)]

@@ -1,6 +1,7 @@
 """`python -m benchmarks.run --op gemm_all_reduce`: every contender at every shape, one JSON line each.
 
-Starts one process a GPU. A contender whose result is wrong is reported (`"checked": false`) and not timed.
+Starts one process a GPU; `--op gemm --world 1` needs but one. A contender whose result is wrong is reported
+(`"checked": false`) and not timed.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,26 +85,32 @@ def sent_bytes(op: str, shape: Shape, world: int) -> float:
 
 
 def rows_of(
-    op: str, shape: Shape, regimes: list[str], arena: Arena, link: float, seed: int
+    op: str, shape: Shape, regimes: list[str], arena: Arena | None, link: float, seed: int
 ) -> Iterator[dict[str, object]]:
-    """Check, then time; one row a contender and regime. Units: `link` bytes a millisecond."""
+    """Check, then time; one row a contender and regime. Units: `link` bytes a millisecond.
+
+    `arena`: None where there is one rank.
+    """
     host_group = dist.new_group(backend="gloo")
     operands = random_operands(op, shape, seed)
     taking_part, right = contenders(op, shape, operands, arena), {}
     for contender in taking_part:
         right[contender.name] = is_right(op, contender, operands)
-        arena.fault.check()
+        if arena is not None:
+            arena.fault.check()
     calls = {contender.name: contender.call for contender in taking_part if right[contender.name]}
-    link_ms = sent_bytes(op, shape, arena.world) / link
+    world = dist.get_world_size()
+    link_ms = sent_bytes(op, shape, world) / link
     for regime in regimes:
         expected_us = max(shape.flop / 700e6, link_ms * 1e3)
         timings = measure(calls, regime, expected_us, host_group, _ROUNDS[regime])
-        arena.fault.check()
+        if arena is not None:
+            arena.fault.check()
         ceiling_ms = max(timings["cublas"].ms, link_ms)
         for contender in taking_part:
             timing = timings.get(contender.name, Timing(ms=float("nan"), p10=float("nan"), p90=float("nan")))
             yield {
-                "op": op, "M": shape.m, "N": shape.n, "K": shape.k, "world": arena.world, "dtype": "bfloat16",
+                "op": op, "M": shape.m, "N": shape.n, "K": shape.k, "world": world, "dtype": "bfloat16",
                 "contender": contender.name, "ms": round(timing.ms, 5), "p10": round(timing.p10, 5),
                 "p90": round(timing.p90, 5), "ceiling_ms": round(ceiling_ms, 5), "link_ms": round(link_ms, 5),
                 "checked": right[contender.name], "variant": contender.variant, "regime": regime,
@@ -111,17 +118,16 @@ def rows_of(
     dist.destroy_process_group(host_group)
 
 
-def worker(rank: int, options: argparse.Namespace) -> None:
+def worker(rank: int, options: argparse.Namespace, folder: str) -> None:
     """One rank."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29533", RANK=str(rank), WORLD_SIZE=str(options.world))
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
-
-    assert dist.group.WORLD is not None
-    arena = Arena(options.arena_mb << 20)
-    link = measure_link()
+    dist.init_process_group(
+        "nccl", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=options.world,
+        device_id=torch.device("cuda", rank),
+    )  # fmt: skip
+    arena, link = (Arena(options.arena_mb << 20), measure_link()) if options.world > 1 else (None, float("inf"))
     common = {
-        "link_gbps": round(link / 1e6, 1), "commit": options.commit, "torch": torch.__version__,
+        "link_gbps": round(link / 1e6, 1) if arena else None, "commit": options.commit, "torch": torch.__version__,
         "device": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(),
     }  # fmt: skip
     for op in options.op or sorted(SHAPES):
@@ -139,7 +145,10 @@ def main(arguments: list[str]) -> None:
     """Start the ranks and wait for them."""
     options = parse(arguments)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    mp.spawn(worker, args=(options,), nprocs=options.world)
+    if options.world == 1 and options.op != ["gemm"]:
+        raise SystemExit("one rank can only run --op gemm")
+    with tempfile.TemporaryDirectory(prefix="mkcompile-run-") as folder:
+        mp.spawn(worker, args=(options, folder), nprocs=options.world)
 
 
 if __name__ == "__main__":

@@ -120,14 +120,18 @@ class LaunchArguments:
         )
 
 
+def translation_unit(config: KernelConfig) -> str:
+    """The source of a configuration, with the assertions of what the host mirrors."""
+    return config.source() + abi.assertions()
+
+
 @lru_cache(maxsize=1024)
 def compile_kernel(config: KernelConfig) -> CompiledKernel:
     """Machine code for a configuration, from this process, from disk, or from the compiler (about 1 s).
 
     Raises: CompileError; UnsupportedDeviceError where NVRTC is not installed.
     """
-    cubin = compiled(config.name, config.source() + abi.assertions(), OPTIONS)
-    return CompiledKernel(config=config, cubin=cubin)
+    return CompiledKernel(config=config, cubin=compiled(config.name, translation_unit(config), OPTIONS))
 
 
 @lru_cache(maxsize=1024)
