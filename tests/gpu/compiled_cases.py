@@ -6,24 +6,18 @@ Legend: B batch, S sequence, D features, H hidden features.
 from __future__ import annotations
 
 import copy
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch._inductor.compile_fx import compile_fx
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from mkcompile.backend import mkernel, with_pass
-from mkcompile.config import Options
-from mkcompile.passes.fusion_pass import FusionPass
-from mkcompile.runtime.external import Blueprint
-from tests.gpu.pair import Pair, backend_of_kernels, kernels_only
+from mkcompile.backend import mkernel
+from tests.gpu.pair import Pair, backend_of_kernels
 
 Compile = Callable[[nn.Module], Callable[[Tensor], Tensor]]
 
@@ -79,7 +73,7 @@ class Problem:
         return model
 
 
-def _gradients(model: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor, dy: Tensor) -> dict[str, Tensor]:
+def gradients_of(model: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor, dy: Tensor) -> dict[str, Tensor]:
     """y, dx and the weights' gradients (of this rank's shards)."""
     model.zero_grad(set_to_none=True)
     x = x.detach().clone().requires_grad_()
@@ -97,7 +91,7 @@ def _gradients(model: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor,
 def _truth(problem: Problem, pair: Pair, whole_x: Tensor, whole_dy: Tensor) -> dict[str, Tensor]:
     """The whole model in fp32; gradients of sharded weights are cut to this rank's part."""
     model = problem.model(pair).float()
-    whole = _gradients(model, model, whole_x.float(), whole_dy.float())
+    whole = gradients_of(model, model, whole_x.float(), whole_dy.float())
     parts: dict[str, Tensor] = {}
     for name, value in whole.items():
         if name in ("y", "dx"):
@@ -119,8 +113,8 @@ def compare(problem: Problem, pair: Pair, compile_model: Compile, steps: int = 3
         whole_x, whole_dy = problem.inputs(pair, seed=10 * step)
         x, dy = problem.own(pair, whole_x), problem.own(pair, whole_dy)
         truth = _truth(problem, pair, whole_x, whole_dy)
-        got = _gradients(compiled, forward, x, dy)
-        reference = _gradients(eager, eager, x, dy)
+        got = gradients_of(compiled, forward, x, dy)
+        reference = gradients_of(eager, eager, x, dy)
         for name, exact in truth.items():
             assert torch.isfinite(got[name]).all(), f"step {step}: {name} is not finite"
             error, allowed = (((one[name].float() - exact).norm() / exact.norm()).item() for one in (got, reference))
@@ -181,77 +175,8 @@ def dynamic_length(pair: Pair) -> dict[str, Any]:
     return {"launched": dict(pair.launcher.launched)}
 
 
-def backend_that_plans_results(gm: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Callable[..., Any]:
-    """The backend of kernels, with results in symmetric memory."""
-    fusion = FusionPass(Options(results="planned"), kernels_only, facts="kernels only")
-    compiled: Callable[..., Any] = compile_fx(gm, inputs, config_patches=with_pass({}, fusion))  # type: ignore[assignment]
-    return compiled
-
-
-@contextmanager
-def no_room(pair: Pair, gap_bytes: int = 1 << 16) -> Iterator[None]:
-    """Until the end no planned result of more than `gap_bytes` bytes finds a place; the same on every rank."""
-    results = pair.launcher.workspace(pair.group, pair.device).results
-    limit_bytes, results._limit_bytes = results._limit_bytes, results.held_bytes
-    filler = Blueprint((gap_bytes // 2,), (1,), torch.bfloat16, pair.device)
-    stream = torch.cuda.current_stream().cuda_stream
-    held = []
-    while (taken := results.take(filler, stream, 0)) is not None:
-        held.append(taken)
-    try:
-        yield
-    finally:
-        held.clear()
-        results._limit_bytes = limit_bytes
-
-
-#: Its all-reduces are too large for the kernels of few rows, which place no results.
-LARGE = Problem(batch=2, length=1024, width=8192, hidden=4096, sequence=False)
-
-
-def _kinds(pair: Pair) -> Counter[str]:
-    """Launches of each kind of all-reduce so far, by the argument blocks that were made."""
-    counted: Counter[str] = Counter()
-    for one in pair.launcher.operations("gemm_all_reduce"):
-        counted[one.kernel.config.broadcast] += len(one.launches)
-        if one.otherwise is not None:
-            counted["without room"] += len(one.otherwise.launches)
-    return counted
-
-
-def planned_results(pair: Pair) -> dict[str, Any]:
-    """Results that stay in the graph are stored into by peers: the same bits as staged ones, forward and backward.
-
-    Steps 3 and 4 find no room. Outputs of all steps are kept and looked at again at the end: nothing was stored into
-    them later.
-    """
-    torch._dynamo.reset()
-    problem = LARGE
-    model = problem.parallel(pair, problem.model(pair))
-    planned = torch.compile(model, backend=backend_that_plans_results, fullgraph=True)
-    steps = [problem.inputs(pair, seed=10 * step) for step in range(7)]
-    found = []
-    for step, (x, dy) in enumerate(steps):
-        with no_room(pair) if pair.on_gpu and step in (3, 4) else nullcontext():
-            found.append(_gradients(model, planned, x, dy))
-    copies = [{name: value.clone() for name, value in one.items()} for one in found]
-    kinds = _kinds(pair)
-    torch._dynamo.reset()
-    staged = torch.compile(model, backend=backend_of_kernels, fullgraph=True)
-    wanted = [_gradients(model, staged, x, dy) for x, dy in steps]
-    for step, (one, copy_of_it, other) in enumerate(zip(found, copies, wanted, strict=True)):
-        for name, value in one.items():
-            apart = (value.float() - other[name].float()).norm() / other[name].float().norm()
-            assert torch.equal(value, other[name]), f"step {step}: {name} differs from the staged one by {apart:.2e}"
-            assert torch.equal(value, copy_of_it[name]), f"step {step}: {name} has changed since"
-    if pair.on_gpu:
-        assert kinds["direct"] and kinds["without room"], kinds
-    return {"launches": dict(kinds), "held_mib": pair.launcher.held_bytes() >> 20}
-
-
 CASES = {
     "tensor_parallel": tensor_parallel,
-    "planned_results": planned_results,
     "sequence_parallel": sequence_parallel,
     "dynamic_length": dynamic_length,
     "every_operator": every_operator,

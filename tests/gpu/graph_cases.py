@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from mkcompile.errors import WorkspaceError
-from tests.gpu.compiled_cases import LARGE, Problem, backend_that_plans_results, no_room
+from tests.gpu.compiled_cases import Problem
 from tests.gpu.pair import KERNELS, Pair, Product, backend_of_kernels
+from tests.gpu.planned_cases import LARGE, backend_with, no_room
 
 REPLAYS = 100
 
@@ -118,8 +119,8 @@ def planned_results_replayed(pair: Pair) -> dict[str, Any]:
     """
     torch._dynamo.reset()
     model = LARGE.parallel(pair, LARGE.model(pair))
-    planned = torch.compile(model, backend=backend_that_plans_results, fullgraph=True)
-    staged = torch.compile(model, backend=backend_of_kernels, fullgraph=True)
+    planned = torch.compile(model, backend=backend_with("planned", deterministic=True), fullgraph=True)
+    staged = torch.compile(model, backend=backend_with("ordinary", deterministic=True), fullgraph=True)
     still = pair.draw(LARGE.batch, LARGE.length, LARGE.width, seed=0, rank=0)
     with torch.no_grad():
         staged(still)

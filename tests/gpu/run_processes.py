@@ -67,6 +67,7 @@ FAMILIES: dict[str, Family] = {
     "gather": Family(module="tests.gpu.gather_cases", limit_s=150, on_cpu=("rows",)),
     "operators": Family(module="tests.gpu.operator_cases", limit_s=150, on_cpu=("rows", "sums", "misaligned")),
     "compiled": Family(module="tests.gpu.compiled_cases", limit_s=150, on_cpu=("tensor_parallel", "sequence_parallel")),
+    "planned": Family(module="tests.gpu.planned_cases", limit_s=120, on_cpu=("planned_results",)),
     "streams": Family(module="tests.gpu.stream_cases", limit_s=90),
     "nccl": Family(module=NCCL, limit_s=60, environment={"MKCOMPILE_TIMEOUT_S": "8"}, needs_nccl=True),
     "nccl_reserve_16": Family(module=NCCL, limit_s=60, environment=RESERVE_16, only=LARGE, needs_nccl=True),
