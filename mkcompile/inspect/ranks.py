@@ -32,7 +32,8 @@ class RankError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How many ranks, on which kind of device (`cpu`: gloo, `cuda`: NCCL, one GPU a rank), and for how long.
+    """How many ranks, on which kind of device (`cpu`: gloo, `cuda`: NCCL, one GPU a rank, `shared`: gloo, all on the
+    first GPU), and for how long.
 
     Units: `timeout_s` seconds for everything, `group_timeout_s` seconds for one collective.
     """
@@ -117,11 +118,10 @@ def _receive(connection: Connection, process: BaseProcess) -> _Step | _Done[Any]
 def _rank_main(rank: int, work: Work[Any], launch: Launch, rendezvous: Path, sender: Connection) -> None:
     try:
         torch.set_num_threads(1)
-        cuda = launch.device == "cuda"
-        if cuda:
-            torch.cuda.set_device(rank)
+        if launch.device != "cpu":
+            torch.cuda.set_device(rank if launch.device == "cuda" else 0)
         dist.init_process_group(
-            "nccl" if cuda else "gloo",
+            "nccl" if launch.device == "cuda" else "gloo",
             init_method=f"file://{rendezvous}",
             rank=rank,
             world_size=launch.world_size,

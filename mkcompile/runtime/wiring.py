@@ -11,16 +11,17 @@ from mkcompile.runtime.dispatch import Dispatch
 from mkcompile.runtime.launcher import Launcher
 from mkcompile.runtime.machine import own_basis
 from mkcompile.runtime.network_reference import network_reference
+from mkcompile.runtime.platform import Platform
 from mkcompile.runtime.tactics import Planned
 
 
-def install(trace: bool | None = None) -> None:
+def install(trace: bool | None = None, platform: Platform | None = None) -> None:
     """From now on every operator call is agreed on by its group's ranks, and may be taken over by a kernel.
 
-    `trace`: kernels write their timelines; None: as the settings say.
+    `trace`: kernels write their timelines; None: as the settings say. `platform`: None: CUDA's.
     """
     agreement = Agreement(settings().timeout_s)
-    launcher_of_gpus = Launcher(tactics=Planned(own_basis, agreement), trace=trace)
+    launcher_of_gpus = Launcher(platform, Planned(own_basis, agreement), trace)
     set_launcher(Dispatch(agreement, launcher_of_gpus, network_reference()))
 
 
