@@ -41,6 +41,9 @@ from mkcompile.runtime.operation import Operation
 from tests.gpu.pair import SharedPlatform
 
 _BATCHES, _CALLS = 20, 100
+# Where ranks share a GPU a launch takes some of the driver's turns.
+_BATCHES_BY_TURNS, _CALLS_BY_TURNS = 6, 24
+_TABLES = ("bare_launches", "ways", "parts", "compiled_layer")
 _ROWS = 64
 _LAYERS = 8
 _PARAMETER_BYTES = (64, 512, 1024, 2048, 4000)
@@ -49,8 +52,9 @@ _KEY = "key"
 
 def best_us(run: Callable[[], object], calls: int = _CALLS) -> float:
     """Host time of a call while the device works; the ranks begin each batch together."""
-    best = float("inf")
-    for _ in range(_BATCHES):
+    best, by_turns = float("inf"), dist.get_backend() == "gloo"
+    calls = min(calls, _CALLS_BY_TURNS) if by_turns else calls
+    for _ in range(_BATCHES_BY_TURNS if by_turns else _BATCHES):
         torch.cuda.synchronize()
         dist.barrier()
         torch.cuda.synchronize()
@@ -186,6 +190,8 @@ def worker(rank: int, options: argparse.Namespace, folder: str) -> None:
     }  # fmt: skip
     with options.out.with_suffix(f".{rank}.jsonl").open("w", encoding="utf-8") as file:
         for name, measure in tables.items():
+            if options.table and name.split("/")[-1] not in options.table:
+                continue
             file.write(json.dumps({"table": name, "rank": rank, "us": measure(), **common}) + "\n")
             file.flush()
     dist.barrier()
@@ -197,6 +203,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.host_overhead", description=__doc__)
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--shared", action="store_true", help="all ranks on one GPU")
+    parser.add_argument("--table", choices=_TABLES, action="append", help="may be repeated; default: all")
     parser.add_argument("--commit", default="unknown", help="written into every line")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines")
     options = parser.parse_args(arguments)
