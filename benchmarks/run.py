@@ -147,6 +147,8 @@ def main(arguments: list[str]) -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     if options.world == 1 and options.op != ["gemm"]:
         raise SystemExit("one rank can only run --op gemm")
+    if (found := torch.cuda.device_count()) < options.world:
+        raise SystemExit(f"bench ops needs {options.world} CUDA GPUs of the Hopper generation (--world): found {found}")
     with tempfile.TemporaryDirectory(prefix="mkcompile-run-") as folder:
         mp.spawn(worker, args=(options, folder), nprocs=options.world)
 

@@ -1,10 +1,11 @@
-"""The page with our predictions for two nodes says what the planner says."""
+"""The page with our predictions for two nodes says what the planner says; what needs GPUs says so."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
-from benchmarks import published
+from benchmarks import command, published
 from benchmarks.published import PAGE, predict, with_table
 
 
@@ -27,3 +28,9 @@ def test_what_has_no_plan_yet_is_near_what_was_published(operator: str, limit: f
             _, ours = predict(name, size).rates
             for _, fused in networks.values():
                 assert 1 / limit < ours / fused < limit, (size, ours, fused)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="this machine has the GPUs")
+def test_operators_are_not_timed_without_gpus() -> None:
+    with pytest.raises(SystemExit, match="bench ops needs 2 CUDA GPUs"):
+        command.main(["ops"])
