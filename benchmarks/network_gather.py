@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,20 +20,18 @@ import torch
 from mkcompile.runtime.gather_launch import GatherSize
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.proxy import Link
-from mkcompile.runtime.trace import summary
 from tests.gpu.gather_calls import Call
 from tests.gpu.network_gather_calls import Movers, make_call
 from tests.gpu.network_ranks import LINK_50, SHUFFLED_50, NodeGroup
 
+from .network_bursts import interleaved_ms, timeline_of
 from .shapes import GATHERED, Shape
 
 ORDERS = {"in_order": LINK_50, "shuffled": SHUFFLED_50}
 TILES = ((128, 256), (128, 128))
 LARGE_ROWS = 8192
 _GBPS = 50.0
-_BACKLOG_CYCLES = 1_500_000
 _ROUNDS = 4
-_CALLS = 3
 _ARENA_BYTES = 1200 << 20
 
 
@@ -72,12 +69,6 @@ class Nodes:
         self._launch(self.gather, rank)
         self._multiply(rank)
 
-    def each(self, run: Callable[[int], None]) -> None:
-        """On every rank."""
-        for rank, device in enumerate(self.group.devices):
-            with torch.cuda.device(device), torch.cuda.stream(self.group.streams[rank]):
-                run(rank)
-
     def check(self) -> None:
         """All that is timed gives what it should. Raises: AssertionError."""
         for name, call in (("gather", self.gather), *((str(tile), call) for tile, call in self.fused.items())):
@@ -86,61 +77,18 @@ class Nodes:
             self.group.check()
             call.check(exact=False, what=name)
 
-    def burst_ms(self, run: Callable[[int], None]) -> float:
-        """Mean of consecutive calls after one that is not timed; the slower rank's."""
-        self.group.synchronize()
-        time.sleep(0.004)
-        events: list[list[torch.cuda.Event]] = [[] for _ in self.group.devices]
-
-        def mark(rank: int) -> None:
-            events[rank].append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
-            events[rank][-1].record()
-
-        self.each(lambda rank: torch.cuda._sleep(_BACKLOG_CYCLES))  # type: ignore[no-untyped-call]
-        self.each(run)
-        self.each(mark)
-        for _ in range(_CALLS):
-            self.each(run)
-        self.each(mark)
-        self.group.synchronize()
-        return float(max(start.elapsed_time(end) for start, end in events)) / _CALLS
-
     def timeline(self, tile: tuple[int, int]) -> dict[str, float]:
-        """One traced launch of rank 0: spans of its kernel, of its computation and of its link."""
+        """Of one traced launch."""
         call = self._call(tile, self.size, trace=True)
-        for _ in range(2):
-            call.run(self.group)
-            self.group.synchronize()
-        last = summary(self.group.traces()[0])[-1]
-        events, _ = self.group.proxies[0].timeline()
-        large = [one for one in events if one.num_bytes > 4096][-3 * self._messages(call) :]
-        sent = [one for one in large if one.kind == "completed"]
-        taken_ns = min(one.time_ns for one in large if one.kind == "taken")
-        link_us = (max(one.time_ns for one in sent) - taken_ns) / 1e3
-        return {
-            "span_ms": round(last.span_us / 1e3, 4),
-            "computing_ms": round(last.computing_us / 1e3, 4),
-            "exposed_ms": round(last.exposed_us / 1e3, 4),
-            "busy_share": round(last.busy_share, 3),
-            "link_busy_ms": round(link_us / 1e3, 4),
-            "link_gbps": round(sum(one.num_bytes for one in sent) / link_us / 1e3, 2),
-        }
-
-    def _messages(self, call: Call) -> int:
-        rows = max(1, (1 << 20) // (self.size.k * 2))
-        return -(-self.size.shard_rows // min(rows, self.size.shard_rows))
+        return timeline_of(self.group, lambda: call.run(self.group))
 
 
 def measure(group: NodeGroup, movers: Movers, shape: Shape, order: str) -> dict[str, Any]:
     """One row."""
     nodes = Nodes(group, movers, shape)
     nodes.check()
-    times: dict[str, list[float]] = {name: [] for name in nodes.runs()}
-    for _ in range(_ROUNDS):
-        for name, run in nodes.runs().items():
-            times[name].append(nodes.burst_ms(run))
+    ms = interleaved_ms(group, nodes.runs(), _ROUNDS)
     group.check()
-    ms = {name: statistics.median(values[1:]) for name, values in times.items()}
     tile = min(TILES, key=lambda one: ms[f"{one[0]}x{one[1]}"])
     best, gemm_ms, link_ms = ms[f"{tile[0]}x{tile[1]}"], ms["gemm"], nodes.size.shard_bytes / _GBPS / 1e6
     ceiling_ms = max(gemm_ms, link_ms)

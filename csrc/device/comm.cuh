@@ -224,8 +224,16 @@ struct Signaller {
 
   MK_DEVICE bool finished() const { return position >= schedule.positions(); }
 
-  /// Tell of the next tile if both store threads have sent it; never waits. Returns whether anything was done.
   MK_DEVICE bool step() {
+    return step_with([this](const Task& task) {
+      publish(task);
+      trace.end(kTraceSignal, task.owner, task.index);
+    });
+  }
+
+  /// Tell of the next tile if both store threads have sent it; never waits. Returns whether anything was done.
+  template <class Tell>
+  MK_DEVICE bool step_with(Tell tell) {
     if (finished()) return false;
     const Task task = schedule.task(position);
     if (!task.valid || !Op::publishes(args, schedule, task)) {
@@ -242,8 +250,7 @@ struct Signaller {
       position = schedule.positions();
     } else {
       trace.begin();
-      publish(task);
-      trace.end(kTraceSignal, task.owner, task.index);
+      tell(task);
     }
     return true;
   }

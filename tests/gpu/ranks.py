@@ -78,6 +78,11 @@ class RankGroup:
         """Number of ranks."""
         return len(self.devices)
 
+    @property
+    def local_world(self) -> int:
+        """Ranks of a node."""
+        return self.world
+
     def max_grid(self) -> int:
         """Blocks a rank, so that all launches are resident at once."""
         sms = torch.cuda.get_device_properties(self.devices[0]).multi_processor_count

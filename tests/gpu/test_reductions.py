@@ -66,7 +66,7 @@ def check(
     group.synchronize()
     group.check()
     for epoch, (inputs, outs) in enumerate(zip(epochs_inputs, epochs_outs, strict=True)):
-        truth, baseline = summed(inputs, config, home)
+        truth, baseline = summed(inputs, config, home, group.local_world)
         for rank, out in enumerate(outs):
             what = f"{config.name} W={group.world} {m}x{n}x{k} epoch {epoch} rank {rank}"
             wanted, allowed = (expected_of(config, rank, group.world, x, segments) for x in (truth, baseline))

@@ -31,12 +31,21 @@ def baseline_product(given: RankInput, config: KernelConfig, device: str) -> tor
     return x @ w if given.bias is None else torch.addmm(given.bias.to(device), x, w)
 
 
-def summed(inputs: Sequence[RankInput], config: KernelConfig, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Truth and baseline of the sum over ranks: the baseline rounds each product and the sum once."""
+def summed(
+    inputs: Sequence[RankInput], config: KernelConfig, device: str, node_ranks: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Truth and baseline of the sum over ranks: the baseline rounds each product, the sum of each node's `node_ranks`
+    (0: all are on one), and the sum of those once.
+    """
     truth = sum(product(given, config, device) for given in inputs)
-    baseline = sum(baseline_product(given, config, device).float() for given in inputs)
+    per_node, dtype, rounded = node_ranks or len(inputs), inputs[0].x.dtype, []
+    for first in range(0, len(inputs), per_node):
+        of_node = sum(baseline_product(one, config, device).float() for one in inputs[first : first + per_node])
+        assert isinstance(of_node, torch.Tensor)
+        rounded.append(of_node.to(dtype).float())
+    baseline = sum(rounded)
     assert isinstance(truth, torch.Tensor) and isinstance(baseline, torch.Tensor)
-    return truth, baseline.to(inputs[0].x.dtype)
+    return truth, baseline.to(dtype)
 
 
 def tile_norms(matrix: torch.Tensor) -> torch.Tensor:

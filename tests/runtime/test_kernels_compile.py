@@ -44,6 +44,7 @@ CONFIGS = [
     KernelConfig(operator="gemm_all_reduce", streams=True, block_m=128, block_n=128, hands_over=True),
     KernelConfig(operator="gemm_reduce_scatter", network="flat"),
     KernelConfig(operator="gemm_all_reduce", broadcast="staged", network="flat", block_n=128),
+    KernelConfig(operator="gemm_all_reduce", broadcast="staged", network="hierarchical", has_bias=True),
 ]
 MAX_REGISTERS = 168  # 65536 / 384 threads, what the launch may take
 

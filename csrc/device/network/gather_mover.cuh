@@ -129,10 +129,13 @@ struct ShardMover {
   /// One thread of each block that has copied its share of a chunk: the last tells the other ranks of this node.
   MK_DEVICE bool tell(u32 source, u32 chunk, u32 parts) const {
     const u32 at = source / args.world, number = (source - at * args.world) * shards.chunks + chunk;
+    // Publishes this block's share, to the last block and through it to all who hear of the chunk.
+    // pairs-with: chunk_tile release (signal_role -> signal_role), scope sys
+    fence_acq_rel_sys();
     if (!count_chunk(args, kNetPartial, at, number, parts)) return false;
     for (u32 peer = 0; peer < args.world; ++peer) {
       // pairs-with: node_shard release (mover_role -> arrival_role), scope sys
-      // Relaxed: count_chunk fences before and after.
+      // Relaxed: count_chunk fences after its last count.
       if (peer != args.rank) store_relaxed_sys(shard_flag(args, shards, peer, source, chunk), epoch);
     }
     return true;

@@ -246,9 +246,13 @@ MK_DEVICE void network_signal_role(const LaunchArguments& args, const SharedMemo
   bulk_wait<0>();
 }
 
-/// The threads that talk to the network need more registers than those of a node alone.
-inline constexpr int kNetworkHelperRegisters = 88;
-inline constexpr int kNetworkMathRegisters = 208;
+/// The threads that talk to the network need more registers than those of a node alone; most, where finished tiles come
+/// from the network and from the node.
+template <class Op>
+struct NetworkRegisters {
+  static constexpr bool kTwoReceivers = Op::kHierarchical && Op::kBroadcast != Broadcast::kNone;
+  static constexpr int kHelper = kTwoReceivers ? 104 : 88, kMath = kTwoReceivers ? 200 : 208;
+};
 
 /// The whole kernel; as run_block.
 template <class Op>
@@ -265,13 +269,13 @@ MK_DEVICE void run_network_block(const LaunchArguments& args) {
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
   const bool first_lane = threadIdx.x % 32 == 0;
   if (group == kMathGroups) {
-    decrease_registers<kNetworkHelperRegisters>();
+    decrease_registers<NetworkRegisters<Op>::kHelper>();
     if (first_lane && warp == 0) network_load_role<Op>(args, memory, schedule);
     if (first_lane && (warp == 1 || warp == 2)) store_role<Op>(args, memory, schedule, warp - 1);
     if (first_lane && warp == 3) network_signal_role<Op>(args, memory, schedule);
     __syncwarp();
   } else {
-    increase_registers<kNetworkMathRegisters>();
+    increase_registers<NetworkRegisters<Op>::kMath>();
     network_compute_role<Op>(args, memory, group);
   }
   __syncthreads();

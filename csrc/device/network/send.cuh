@@ -160,27 +160,8 @@ struct NetworkSignaller : Signaller<Op> {
                              const typename Op::Schedule& schedule, u32 epoch)
       : Base(args, memory, schedule, epoch) {}
 
-  /// As Signaller::step.
   MK_DEVICE bool step() {
-    if (this->finished()) return false;
-    const Task task = schedule.task(position);
-    if (!task.valid || !Op::publishes(args, schedule, task)) {
-      position += gridDim.x;
-      return true;
-    }
-    // pairs-with: sent acquire (store_role -> signal_role), scope cta
-    if (load_acquire_shared(memory.sent_count(0)) == published) return false;
-    // pairs-with: sent acquire (store_role -> signal_role), scope cta
-    if (load_acquire_shared(memory.sent_count(1)) == published) return false;
-    ++published;
-    position += gridDim.x;
-    if (load_shared(memory.given_up())) {
-      position = schedule.positions();
-    } else {
-      trace.begin();
-      publish(task);
-    }
-    return true;
+    return this->step_with([this](const Task& task) { publish(task); });
   }
 
   MK_DEVICE void publish(const Task& task) {
