@@ -71,6 +71,7 @@ class Constants:
     stream_hbm_fraction: float
     stream_link_fraction: float
     stream_overlap: float
+    stream_reread: float
     stream_exponent: float
     gather_push_fraction: float
     gather_arrival_us: float

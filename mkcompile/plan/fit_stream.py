@@ -15,8 +15,8 @@ from mkcompile.plan.site import Site
 from mkcompile.plan.stream import STREAM_TILES, Stream
 from mkcompile.plan.topology import PRESETS
 
-FILE = "small_sweep.jsonl"
-_VARIANT = re.compile(r"_(\d+)x(\d+)_s\d+_.*stream(\d) grid\d+")
+FILE = "small_sweep_handed_over.jsonl"
+_VARIANT = re.compile(r"_(\d+)x(\d+)_s\d+_.*stream(\d)(?:_pp|_ho)? grid\d+")
 TILE_BOUNDS: Mapping[str, tuple[float, float]] = {str(t).rpartition("x")[0]: (0.15, 1.15) for t in STREAM_TILES}
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "mailbox_us": (0.5, 6.0),
@@ -26,6 +26,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "stream_hbm_fraction": (0.7, 1.0),
     "stream_link_fraction": (0.3, 1.0),
     "stream_overlap": (0.0, 1.0),
+    "stream_reread": (0.0, 1.0),
     "stream_exponent": (2.0, 16.0),
 }
 

@@ -10,16 +10,16 @@ from mkcompile.plan.gemm_cost import tile_us
 from mkcompile.plan.plan import Roles, Tile
 from mkcompile.plan.site import Candidate, Site, plan_of
 
-STREAM_TILES = tuple(
-    Tile(rows=rows, columns=columns)
-    for rows, columns in ((128, 128), (128, 64), (128, 32), (64, 128), (64, 64), (64, 32))
-)
+# Tiles of 32 columns were never fastest (decision 306).
+STREAM_TILES = tuple(Tile(rows=rows, columns=columns) for rows, columns in ((128, 128), (128, 64), (64, 128), (64, 64)))
 SPLITS = (1, 2, 4)
 _MATH_GROUP_ROWS, _UNIT_COLUMNS = 64, 8
-# Two epochs of every tile from every peer; what was measured, half of what the runtime's workspace has room for.
-_MAILBOX_BYTES = 16 << 20
+# Two epochs of every tile from every peer: what the runtime's workspace has room for.
+_MAILBOX_BYTES = 32 << 20
 # Clusters do not reach over the edge of the smallest corner of the chip; the few SMs beyond are of no use.
 _CORNER_SMS = 16
+# Tiles whose partials are sent while the next is multiplied.
+_HANDED_OVER = ((128, 128), (128, 64), (64, 128))
 # Elements of the tile that `cluster_us` is stated for.
 _EXCHANGED = 8192
 
@@ -71,23 +71,46 @@ class Stream:
         world = self.site.problem.world_size
         share = (world - 1) / world if self.site.problem.operator == "gemm_reduce_scatter" else world - 1
         sent_bytes = gemm.m * gemm.n * gemm.dtype_bytes * share
-        # what one wave sends moves beside the product of the next
-        hidden = float(self.waves**constants.stream_overlap)
-        link = machine.link_us(sent_bytes, constants.stream_link_fraction) / hidden
-        return self.product_us() + link + constants.mailbox_us
+        link = machine.link_us(sent_bytes, constants.stream_link_fraction)
+        # What a wave sends moves beside the products of the next, and slows them; the last wave's beside nothing.
+        last = 0.0 if self.peers_first() else link / self.waves
+        busy = self.busy_us() * (1 + constants.stream_overlap * (self.waves > 1))
+        done = max(busy + last, busy / self.waves + link)
+        return self.product_us() - self.busy_us() + done + constants.mailbox_us
+
+    def peers_first(self) -> bool:
+        """Are all tiles of the peers multiplied before the first own one? As StreamOrder on the device.
+
+        That is where blocks have several tiles and other warps send what was multiplied.
+        """
+        if self.waves == 1 or self.split > 1 or (self.tile.rows, self.tile.columns) not in _HANDED_OVER:
+            return False
+        problem, gemm = self.site.problem, self.site.gemm()
+        owned_tiles = gemm.m // problem.world_size // self.tile.rows * ceil(gemm.n / self.tile.columns)
+        whole = gemm.m % (problem.world_size * self.tile.rows) == 0 and problem.outer <= 1
+        clusters = ceil(self.tiles / self.waves)
+        return problem.operator == "gemm_reduce_scatter" and whole and owned_tiles % clusters == 0
 
     def product_us(self) -> float:
         """The product alone, its launch included."""
+        constants = self.site.machine.constants
+        exchanged = (self.split - 1) * self.tile.rows * self.tile.columns
+        cluster = constants.cluster_us * exchanged / _EXCHANGED
+        return constants.gemm_launch_us + self.busy_us() + cluster
+
+    def busy_us(self) -> float:
+        """What multiplies and what streams, the longer of them."""
         gemm, machine = self.site.gemm(), self.site.machine
         constants, gpu = machine.constants, machine.topology.gpu
         efficiency = constants.stream_tiles[str(self.tile).rpartition("x")[0]]
         one = tile_us(self.tile.rows, self.tile.columns, gemm, gpu, constants) / efficiency / self.split
         own_bytes = (self.tile.rows + self.tile.columns) * gemm.k / self.split * gemm.dtype_bytes
         busy = self.waves * max(one + constants.stream_start_us, own_bytes / constants.sm_load_gbps * 1e-3)
-        memory = gemm.bytes / (gpu.hbm_gbps * constants.stream_hbm_fraction) * 1e-3
-        exchanged = (self.split - 1) * self.tile.rows * self.tile.columns
-        cluster = constants.cluster_us * exchanged / _EXCHANGED
-        return constants.gemm_launch_us + p_norm(busy, memory, constants.stream_exponent) + cluster
+        row_tiles = ceil(gemm.m / self.tile.rows)
+        weight_bytes = gemm.k * gemm.n * gemm.dtype_bytes
+        read_bytes = gemm.bytes + constants.stream_reread * (row_tiles - 1) * weight_bytes
+        memory = read_bytes / (gpu.hbm_gbps * constants.stream_hbm_fraction) * 1e-3
+        return p_norm(busy, memory, constants.stream_exponent)
 
 
 def p_norm(first: float, second: float, exponent: float) -> float:

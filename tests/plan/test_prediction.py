@@ -58,17 +58,17 @@ def test_our_kernels_are_within_12_percent_and_half_of_them_within_5() -> None:
     rows = fit.held_out_half(fit.fused_rows(RESULTS))
     errors = sorted(abs(fit.predict_fused(row, constants()) / row.us - 1) for row in rows)
     assert len(errors) >= 16
-    assert errors[len(errors) // 2] < 0.05
+    assert errors[len(errors) // 2] < 0.03
     assert errors[-1] < 0.12
 
 
-def test_kernels_for_few_rows_are_within_25_percent_and_half_of_them_within_7() -> None:
+def test_kernels_for_few_rows_are_within_20_percent_and_half_of_them_within_3() -> None:
     """The variants that nobody would choose are among them."""
     rows = fit.held_out_half(fit.stream_rows(RESULTS))
     errors = sorted(abs(fit.predict_stream(row, constants()) / row.us - 1) for row in rows)
-    assert len(errors) > 200
-    assert errors[len(errors) // 2] < 0.07
-    assert errors[-1] < 0.25
+    assert len(errors) > 140
+    assert errors[len(errors) // 2] < 0.03
+    assert errors[-1] < 0.20
 
 
 def test_of_the_kernels_for_few_rows_a_good_one_is_chosen() -> None:
@@ -77,11 +77,9 @@ def test_of_the_kernels_for_few_rows_a_good_one_is_chosen() -> None:
     for row in fit.stream_rows(RESULTS):
         if row.operator != "gemm":
             places.setdefault(row.place, []).append((fit.predict_stream(row, constants()), row.us))
-    regrets = sorted(min(group)[1] / min(us for _, us in group) for group in places.values())
-    assert len(regrets) > 50
-    assert regrets[len(regrets) // 2] == 1.0
-    assert sum(regret <= 1.05 for regret in regrets) >= 0.8 * len(regrets)
-    assert regrets[-1] < 1.2
+    regrets = {place: min(group)[1] / min(us for _, us in group) for place, group in places.items()}
+    assert len(regrets) == 60
+    assert max(regrets.values()) <= 1.05, regrets
 
 
 def test_fit_finds_values_that_made_the_rows() -> None:
