@@ -8,14 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 from torch._inductor.cudagraph_trees import reset_cudagraph_trees
-from torch.distributed.device_mesh import DeviceMesh
 
 from mkcompile.runtime import trace, wiring
 
@@ -24,57 +21,15 @@ from .blocks import Workload, workload
 from .cells import LOSS_ROWS, TRUTH_ROWS, Cell
 from .contenders import Call, Contender
 from .overlap import overlap_in, record
+from .plan import Entry, Place, Plan, Row
 from .timing import Step, interleaved, synchronize
 from .tracer import Tracer
 from .turn import Turn
 
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How cells are measured. Units: `budget_s` seconds of rounds for each pass of a cell.
-
-    `train`: measure forward with backward, too. `compile_times`: every contender has caches of its own, is compiled a
-    second time from them, and nothing else is timed; else all share what Triton has compiled. `profile`: look at one
-    step of each contender with torch's profiler, and of ours with kernels that write their timelines. `quiet`: no pair
-    compiles while another one times, so that every pair should have one cell only. `timeline`: kernels write their
-    timelines from the start, also into CUDA graphs; nothing is timed. `options`: of our backend.
-    """
-
-    contenders: tuple[str, ...]
-    device: str
-    budget_s: float
-    train: bool
-    compile_times: bool
-    profile: bool
-    quiet: bool
-    timeline: bool = False
-    options: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def times(self) -> bool:
-        """Is a step timed?"""
-        return not self.timeline and not self.compile_times
-
-
-@dataclass(slots=True)
-class Entry:
-    """A contender with what became of it."""
-
-    contender: Contender
-    call: Call
-    row: Row = field(default_factory=dict)
-
-    @property
-    def works(self) -> bool:
-        """Has it come this far without an error, and been right?"""
-        return "error" not in self.row
-
 
 @dataclass(slots=True, kw_only=True)
 class CellRun:
-    """The state of one cell on this rank."""
+    """The state of one cell on this rank. Units: `base_bytes` bytes of weights and input."""
 
     cell: Cell
     plan: Plan
@@ -83,6 +38,7 @@ class CellRun:
     say: Callable[[str], None]
     publish: Callable[[list[Row]], None]
     tracer: Tracer
+    base_bytes: int
     entries: dict[str, Entry] = field(default_factory=dict)
 
     @property
@@ -116,9 +72,14 @@ class CellRun:
     def compile(self, name: str, kind: str, passes: tuple[str, ...]) -> None:
         """Each pass at its first call. Seconds leave out the wait for other pairs' turns."""
         entry = self.entries[name]
+        if not entry.works:
+            return
         skipped = counters["inductor"]["cudagraph_skips"]
         with entry.contender.compiling():
-            for which in passes if entry.works else ():
+            for which in passes:
+                if not entry.works:
+                    break
+                fused, left = entry.contender.counter.sums()
                 with self.step(name, f"compiling {which} of"):
                     started, waited = time.perf_counter(), self.turn.waited_s
                     if name == "eager":
@@ -127,6 +88,9 @@ class CellRun:
                     seconds = time.perf_counter() - started - (self.turn.waited_s - waited)
                     if self.plan.compile_times:
                         entry.row[f"compile_{kind}_{which}_s"] = round(seconds, 2)
+                if kind == "cold":  # a warm one may come whole from a cache, and is not counted
+                    now_fused, now_left = entry.contender.counter.sums()
+                    entry.row |= {f"{which}_fused": now_fused - fused, f"{which}_left": now_left - left}
                 if self.cell.graphs and entry.works:
                     self.capture(name, which)
         if self.cell.graphs:
@@ -136,11 +100,13 @@ class CellRun:
             forget_compiled()  # what it left in the pool of the CUDA graphs would fail the others, too
 
     def capture(self, name: str, which: str) -> None:
-        """The calls in which CUDA graphs are warmed up and recorded."""
+        """The calls in which CUDA graphs are recorded, which is when their memory is taken, and replayed."""
+        entry = self.entries[name]
+        step = partial(_step, self.load, entry.call, which)
         with self.step(name, f"capturing {which} of"):
             self.turn.enter()
-            for _ in range(2):
-                correct.values_of(self.load, self.entries[name].call, train=which == "fwdbwd")
+            entry.row[f"{which}_peak_bytes"] = self._peak_bytes(step)
+            step()
 
     def check(self, which: str) -> None:
         """One pass against eager, and against the truth in fp32 where that is small enough."""
@@ -151,38 +117,37 @@ class CellRun:
         if self.load.trains and self.cell.rows <= TRUTH_ROWS:
             exact = correct.in_fp32(self.load)
             truth = correct.values_of(exact, exact.module, train)
-            of_eager = correct.distances(wanted, truth, self.turn.host_group)
+            of_eager = correct.of_worst_rank(correct.ratios(wanted, truth), self.turn.host_group)
         self.turn.leave()
         for name, entry in self.working.items():
             with self.step(name, f"checking {which} of"):
                 self.turn.enter()
-                got = correct.values_of(self.load, entry.call, train)
-                errors = correct.distances(got, truth, self.turn.host_group)
-                wrong = correct.too_far(errors, of_eager)
-                if wrong:
-                    entry.row.setdefault("error", f"wrong result: {wrong}")
-                worst = max(errors, key=lambda key: errors[key])
-                entry.row |= {"checked": entry.works, "judged_by": "eager" if of_eager is None else "fp32"}
-                entry.row |= {"worst_error": errors[worst], "worst_tensor": worst}
+                ratios = correct.ratios(correct.values_of(self.load, entry.call, train), truth)
+            if not entry.works:
+                continue
+            errors = correct.of_worst_rank(ratios, self.turn.host_group)
+            wrong = correct.too_far(errors, of_eager)
+            if wrong:
+                entry.row.setdefault("error", f"wrong result: {wrong}")
+            worst = max(errors, key=lambda key: errors[key])
+            entry.row |= {"checked": entry.works, "judged_by": "eager" if of_eager is None else "fp32"}
+            entry.row |= {"worst_error": errors[worst], "worst_tensor": worst}
 
     def losses(self) -> None:
         """20 training steps of each contender, from the same weights."""
-        wanted: list[float] = []
-        for name in ("eager", *(one for one in self.working if one != "eager")):
-            call = self.load.module if name == "eager" else self.entries[name].call
-            if name not in self.entries:
-                self.turn.enter()
-                wanted = correct.loss_curve(self.load, call, synchronize)
-                self.turn.leave()
-                continue
+        self.turn.enter()
+        wanted = correct.loss_curve(self.load, self.load.module, synchronize)
+        self.turn.leave()
+        for name, entry in self.working.items():
             with self.step(name, "training with"):
                 self.turn.enter()
-                curve = correct.loss_curve(self.load, call, synchronize)
-                wanted = wanted or curve
-                distance = correct.curve_distance(curve, wanted, self.turn.host_group)
-                self.entries[name].row |= {"losses": curve, "losses_from_eager": round(distance, 6)}
-                if not distance <= correct.CURVES_APART:
-                    self.entries[name].row.setdefault("error", f"losses are {distance:.2e} of the first off")
+                curve = wanted if name == "eager" else correct.loss_curve(self.load, entry.call, synchronize)
+            if not entry.works:
+                continue
+            distance = correct.curve_distance(curve, wanted, self.turn.host_group)
+            entry.row |= {"losses": curve, "losses_from_eager": round(distance, 6)}
+            if not distance <= correct.CURVES_APART:
+                entry.row.setdefault("error", f"losses are {distance:.2e} of the first off")
 
     def steps(self, which: str) -> dict[str, Step]:
         """What is timed of each contender."""
@@ -198,21 +163,26 @@ class CellRun:
             row[f"{which}_ms"] = round(spread.median, 4)
             row |= {f"{which}_p10_ms": round(spread.p10, 4), f"{which}_p90_ms": round(spread.p90, 4)}
             row[f"{which}_tokens_per_s"] = round(self.cell.rows / spread.median * 1e3)
-            row[f"{which}_peak_bytes"] = self._peak_bytes(self.steps(which)[name])
+            if not self.cell.graphs:  # a replay takes no memory
+                row[f"{which}_peak_bytes"] = self._peak_bytes(self.steps(which)[name])
         self.turn.leave()
         for name in self.working:
             with self.step(name, f"after timing {which} of"):
                 wiring.check()  # a launch that gave up was fast
 
     def _peak_bytes(self, step: Step) -> int | None:
-        """Of torch's allocator during one step, this rank's, and the symmetric memory that our operators hold."""
+        """Of torch's allocator in one step on this rank, with weights and input, without what other contenders hold;
+        symmetric memory, which is not the allocator's, is `arena_bytes` in the rows.
+        """
         if not torch.cuda.is_available():
+            step()
             return None
         synchronize()
         torch.cuda.reset_peak_memory_stats()
+        others_bytes = torch.cuda.memory_allocated() - self.base_bytes
         step()
         synchronize()
-        return torch.cuda.max_memory_allocated()
+        return torch.cuda.max_memory_allocated() - others_bytes
 
     def look(self, which: str) -> None:
         """One step of each compiled contender under the profiler, and of ours with kernels that write timelines."""
@@ -227,10 +197,10 @@ class CellRun:
                 seen = overlap_in(profile)
                 row = self.entries[name].row
                 row[f"{which}_profile"] = {**asdict(seen), "launches": [asdict(one) for one in launches]}
-                inside_us = sum(one.exposed_us for one in launches)
+                row[f"{which}_between_us"] = seen.exposed_us
                 # what our kernels expose is inside of them: only a timeline of theirs can tell
-                told = launches or not seen.fused_us
-                row[f"{which}_exposed_us"] = round(seen.exposed_us + inside_us, 1) if told else None
+                if launches or not seen.fused_us:
+                    row[f"{which}_inside_us"] = round(sum(one.exposed_us for one in launches), 1)
             if not self.entries[name].works:  # what was timed stays right
                 self.entries[name].row["profile_error"] = self.entries[name].row.pop("error")
 
@@ -273,21 +243,6 @@ def arena_bytes() -> int:
     return found.held_bytes() if found is not None else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a cell is run, and who hears of it: `say` of each step, `publish` of rows as soon as there are some.
-
-    `cache`: a folder for what is compiled, None for the user's.
-    """
-
-    mesh: DeviceMesh
-    turn: Turn
-    tracer: Tracer
-    cache: Path | None
-    say: Callable[[str], None]
-    publish: Callable[[list[Row]], None]
-
-
 def run_cell(cell: Cell, plan: Plan, place: Place) -> list[Row]:
     """The cell's rows, one a contender; collective over the pair."""
     forget_compiled()
@@ -295,7 +250,10 @@ def run_cell(cell: Cell, plan: Plan, place: Place) -> list[Row]:
     turn, cache = place.turn, place.cache
     load = workload(cell, place.mesh, torch.bfloat16)  # a few kernels only: not worth the wait for a turn
     synchronize()
-    run = CellRun(cell=cell, plan=plan, turn=turn, load=load, say=place.say, publish=place.publish, tracer=place.tracer)
+    run = CellRun(
+        cell=cell, plan=plan, turn=turn, load=load, say=place.say, publish=place.publish, tracer=place.tracer,
+        base_bytes=torch.cuda.memory_allocated() if torch.cuda.is_available() else 0,
+    )  # fmt: skip
     for name in cell.contenders(plan.contenders, plan.device):
         own = cache and cache / "-".join(map(str, cell.key)).replace(" ", "") / name
         contender = Contender(

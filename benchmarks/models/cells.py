@@ -78,7 +78,7 @@ class Cell:
     def contenders(self, wanted: tuple[str, ...], device: str) -> tuple[str, ...]:
         """Those that differ here: async TP fuses no all-reduce and needs NCCL; eager has no CUDA graphs."""
         absent = set()
-        if self.form != "sequence" or device == "cpu":
+        if self.form != "sequence" or device != "cuda":
             absent.add("async_tp")
         if self.graphs:
             absent.add("eager")

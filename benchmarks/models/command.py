@@ -28,13 +28,15 @@ from rich.console import Console
 from mkcompile.inspect.ranks import Launch, RankError, run_ranks
 
 from . import results
-from .cell_run import Plan
 from .cells import CONTENDERS, FORMS, MODELS, MODES, WHOLE, Cell, Selection
+from .plan import Plan
 from .predict import predict
 from .progress import Progress
 from .worker import Job, work
 
 WORLD_SIZE = 2
+#: `shared`: both ranks on one GPU, by turns: to try the benchmark itself, no measure of anything.
+DEVICES = ("cpu", "cuda", "shared")
 _RESULTS = Path("benchmarks/results")
 
 
@@ -54,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     )
     wanted = tuple(given.contender or CONTENDERS)
     found = {} if given.again else results.read(given.out)
-    every = [cell for cell in selection.cells(device) if re.search(given.select, str(cell))]
+    every = in_order(selection.cells(device), given.select)
     cells = [cell for cell in every if not results.is_done(cell, cell.contenders(wanted, device), found)]
     console = Console(stderr=True)
     console.print(f"{len(cells)} of {len(every)} cells to measure, {device}, into {given.out}")
@@ -62,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     plan = Plan(
         contenders=wanted, device=device, budget_s=given.row_s, train=not given.forward_only,
-        compile_times=given.compile_times, profile=given.profile and device == "cuda", quiet=given.quiet,
+        compile_times=given.compile_times, profile=given.profile, quiet=given.quiet,
         timeline=given.timeline, options=dict(given.option),
     )  # fmt: skip
     lanes = torch.cuda.device_count() // WORLD_SIZE if device == "cuda" else 1
@@ -70,8 +72,9 @@ def main(argv: Sequence[str]) -> int:
     _share_processors(lanes * num_pairs)
     with tempfile.TemporaryDirectory(prefix="mkcompile-models-") as folder:
         job = Job(
-            cells=tuple(cells), plan=plan, folder=Path(folder), out=given.out, common=_common(given.commit, device),
-            deadline=time.time() + given.limit_s, cell_s=given.cell_s,
+            cells=tuple(cells), plan=plan, folder=Path(folder), caches=given.caches or Path(folder) / "caches",
+            out=given.out, common=_common(given.commit, device), deadline=time.time() + given.limit_s,
+            cell_s=given.cell_s,
         )  # fmt: skip
         predictor = start_predictor(job) if given.predict else None
         if lanes == 1:
@@ -84,15 +87,23 @@ def main(argv: Sequence[str]) -> int:
     return report_errors(console, every, wanted, device, given.out)
 
 
+def in_order(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
+    """Cells whose name matches a pattern, by the first that they match; all of them where there are no patterns."""
+    first = {cell: next((i for i, one in enumerate(patterns) if re.search(one, str(cell))), -1) for cell in cells}
+    chosen = [cell for cell in cells if first[cell] >= 0 or not patterns]
+    return sorted(chosen, key=lambda cell: first[cell])
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m mkcompile bench models", description=__doc__)
     parser.add_argument("--model", choices=(*MODELS, *WHOLE), action="append", default=[], help="may be repeated")
     parser.add_argument("--form", choices=FORMS, action="append", default=[], help="may be repeated")
     parser.add_argument("--tokens", type=_tokens, action="append", default=[], metavar="BxT", help="may be repeated")
     parser.add_argument("--mode", choices=MODES, action="append", default=[], help="may be repeated")
-    parser.add_argument("--select", default="", metavar="REGEX", help="only cells whose name matches")
+    matching = "only cells whose name matches; may be repeated: cells come in the order of the patterns"
+    parser.add_argument("--select", action="append", default=[], metavar="REGEX", help=matching)
     parser.add_argument("--contender", choices=CONTENDERS, action="append", default=[], help="may be repeated")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--device", choices=("auto", *DEVICES), default="auto")
     parser.add_argument("--forward-only", action="store_true", help="leave backward out")
     parser.add_argument("--compile-times", action="store_true", help="compile cold and warm, and time nothing else")
     parser.add_argument("--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="of ours")
@@ -105,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--row-s", type=float, default=2.5, help="seconds of timing for each pass of a cell")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="begin no cell that would end later")
     parser.add_argument("--cell-s", type=float, default=45.0, help="what a cell is expected to take, with compiling")
+    parser.add_argument("--caches", type=Path, help="a folder for compiled kernels, which later runs may share")
     parser.add_argument("--commit", default="", help="written into every row; default: git's")
     parser.add_argument("--out", type=Path, default=_RESULTS / "2xh200" / "models.jsonl", help="rows are appended")
     return parser
@@ -133,7 +145,8 @@ def _share_processors(pairs: int) -> None:
 
 
 def _common(commit: str, device: str) -> dict[str, Any]:
-    gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    gpu = "cpu" if device == "cpu" else torch.cuda.get_device_name()
+    gpu += ", shared by both ranks" if device == "shared" else ""
     return {
         "world": WORLD_SIZE, "dtype": "bfloat16", "device": gpu, "torch": torch.__version__,
         "commit": commit or _git_commit(), "date": datetime.date.today().isoformat(),
@@ -158,7 +171,7 @@ class _Pair:
     def run(self) -> None:
         while (left_s := self.job.deadline - time.time()) > 0:
             self.cell = None
-            launch = Launch(world_size=WORLD_SIZE, device=self.job.plan.device, timeout_s=left_s, group_timeout_s=150.0)
+            launch = Launch(world_size=WORLD_SIZE, device=self.job.plan.device, timeout_s=left_s, group_timeout_s=90.0)
             try:
                 run_ranks(partial(work, job=self.job), launch, self._heard)
                 return
@@ -180,11 +193,11 @@ class _Pair:
         if self.cell is None or failure.startswith("out of time"):
             return
         cell, plan = self.job.cells[self.cell], self.job.plan
-        key = {"model": cell.model, "form": cell.form, "B": cell.batch, "T": cell.tokens, "mode": cell.mode}
-        error = " ".join(failure.split())[-400:]
-        names = cell.contenders(plan.contenders, plan.device)
-        rows = [{**key, "contender": name, "error": error, **self.job.common} for name in names]
-        results.append(self.job.out, rows)
+        rows = results.with_error(
+            cell, cell.contenders(plan.contenders, plan.device), " ".join(failure.split())[-400:],
+            results.read(self.job.out),
+        )  # fmt: skip
+        results.append(self.job.out, [{**row, **self.job.common} for row in rows])
         self.progress.advance()
 
 

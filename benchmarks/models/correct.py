@@ -51,17 +51,20 @@ def in_fp32(load: Workload) -> Workload:
     return Workload(module=module, x=load.x.detach().float().requires_grad_(), dy=load.dy.float())
 
 
-def distances(
-    got: Mapping[str, Tensor], wanted: Mapping[str, Tensor], host_group: dist.ProcessGroup
-) -> dict[str, float]:
-    """Norm of the difference over the norm, tensor by tensor, the worst rank's; infinite for what is not finite."""
-    ratios = []
+def ratios(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, float]:
+    """Norm of the difference over the norm, tensor by tensor, on this rank; infinite for what is not finite."""
+    found = []
     for name, one in wanted.items():
         difference = (got[name].float() - one.float()).norm() / one.float().norm()
-        ratios.append(torch.nan_to_num(difference, nan=torch.inf))
-    worst = torch.stack(ratios).double().cpu()
+        found.append(torch.nan_to_num(difference, nan=torch.inf))
+    return dict(zip(wanted, torch.stack(found).double().tolist(), strict=True))
+
+
+def of_worst_rank(ratios: Mapping[str, float], host_group: dist.ProcessGroup) -> dict[str, float]:
+    """Each tensor's largest over the ranks."""
+    worst = torch.tensor(list(ratios.values()), dtype=torch.float64)
     dist.all_reduce(worst, dist.ReduceOp.MAX, group=host_group)
-    return dict(zip(wanted, worst.tolist(), strict=True))
+    return dict(zip(ratios, worst.tolist(), strict=True))
 
 
 def too_far(of_contender: Mapping[str, float], of_eager: Mapping[str, float] | None) -> str:

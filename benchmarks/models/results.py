@@ -38,3 +38,14 @@ def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def is_done(cell: Cell, contenders: Iterable[str], found: Mapping[RowKey, Row]) -> bool:
     """Is there a whole row for every contender?"""
     return all((cell.key, name) in found and "unfinished" not in found[cell.key, name] for name in contenders)
+
+
+def with_error(cell: Cell, contenders: Iterable[str], error: str, found: Mapping[RowKey, Row]) -> list[Row]:
+    """Rows of a cell that ended early: what was measured before stays, beside the error."""
+    key = {"model": cell.model, "form": cell.form, "B": cell.batch, "T": cell.tokens, "mode": cell.mode}
+    rows = []
+    for name in contenders:
+        so_far = found.get((cell.key, name), {})
+        known = {k: v for k, v in so_far.items() if k != "unfinished"} if "unfinished" in so_far else {}
+        rows.append({**key, "contender": name, "error": error, **known})
+    return rows

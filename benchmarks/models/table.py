@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from .cells import CONTENDERS, MODELS, WHOLE, Key
+from .cells import CONTENDERS, MODELS, MODES, WHOLE, Key
 from .results import Row, RowKey, read
 
 OURS = "mkernel"
@@ -87,13 +87,27 @@ def details_table(rows: dict[RowKey, Row], cells: Sequence[Key]) -> list[str]:
         values = [
             " ".join(str(part) for part in cell), _NAMES[name], f"{cold} / {warm}", f"{peak / 1e9:.2f}",
             f"{row['arena_bytes'] / 1e9:.2f}" if "arena_bytes" in row else "",
-            " / ".join(str(row.get(f"{which}_exposed_us", "")) for which in PASSES),
-            f"{sum(row.get('operators', {}).values())} / {sum(row.get('collectives_left', {}).values())}",
+            " / ".join(str(exposed_us(rows, (cell, name), which) or "") for which in PASSES),
+            ", ".join(f"{row[f'{one}_fused']} / {row[f'{one}_left']}" for one in PASSES if f"{one}_fused" in row),
             f"{row['worst_error']:.1e} ({row['worst_tensor']})" if "worst_error" in row else "",
             str(row.get("losses_from_eager", "")),
         ]  # fmt: skip
         lines.append("| " + " | ".join(values) + " |")
     return lines
+
+
+def exposed_us(rows: dict[RowKey, Row], key: RowKey, which: str) -> float | None:
+    """Communication of one step that no computation runs beside, between kernels and inside of ours; None: unknown.
+
+    A CUDA graph has the kernels that it was captured with, which write no timeline: inside of them it is taken to be
+    what it is without graphs.
+    """
+    (model, form, batch, tokens, _), name = key
+    without = rows.get(((model, form, batch, tokens, MODES[0]), name), {})
+    between, inside = (rows[key].get(f"{which}_{place}_us") for place in ("between", "inside"))
+    if inside is None:
+        inside = without.get(f"{which}_inside_us")
+    return None if between is None or inside is None else round(between + inside, 1)
 
 
 def _sum(row: Row, pattern: str) -> str:
@@ -174,7 +188,7 @@ def replaced(text: str, lines: Sequence[str]) -> str:
 
 def with_timelines(rows: dict[RowKey, Row], timelines: dict[RowKey, Row]) -> dict[RowKey, Row]:
     """Exposed communication of ours, from runs whose kernels wrote their timelines."""
-    names = [f"{which}_exposed_us" for which in PASSES]
+    names = [f"{which}_{place}_us" for which in PASSES for place in ("between", "inside")]
     told = {key: {name: row[name] for name in names if row.get(name) is not None} for key, row in timelines.items()}
     return {key: {**row, **told.get(key, {})} for key, row in rows.items()}
 

@@ -6,22 +6,41 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from mkcompile.ops import registry
 from mkcompile.runtime import wiring
+from mkcompile.runtime.exchange import Exchange
+from mkcompile.runtime.platform import CudaPlatform
+
+
+class SharedPlatform(CudaPlatform):
+    """Ranks on one GPU, which the driver lets run by turns: refused outside of trials."""
+
+    def obstacle(self, exchange: Exchange, device: torch.device) -> str:
+        """Collective."""
+        found = super().obstacle(exchange, device)
+        return "" if "share a GPU" in found else found
 
 
 @dataclass(slots=True)
 class Tracer:
-    """Of one process; its kernels and its memory are kept from one cell to the next."""
+    """Of one process; its kernels and its memory are kept from one cell to the next. `platform`: None for CUDA's."""
 
+    platform: CudaPlatform | None = None
     _launcher: registry.Launcher | None = None
+
+    def install(self) -> None:
+        """Operator calls are given to kernels of the platform; nothing is changed where that is CUDA's."""
+        if self.platform is not None:
+            wiring.install(platform=self.platform)
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
         """Operator calls are given to kernels that are traced. All ranks come here together."""
         before = registry.launcher()
         if self._launcher is None:
-            wiring.install(trace=True)
+            wiring.install(trace=True, platform=self.platform)
             self._launcher = registry.launcher()
         registry.set_launcher(self._launcher)
         try:

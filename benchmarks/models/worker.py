@@ -16,11 +16,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from . import results
-from .cell_run import Place, Plan, run_cell
+from .cell_run import run_cell
 from .cells import Cell
 from .contenders import first_compilation
+from .plan import Place, Plan
 from .queue import Queue
-from .tracer import Tracer
+from .tracer import SharedPlatform, Tracer
 from .turn import Turn
 
 _GROUP_TIMEOUT_S = 150.0
@@ -28,7 +29,8 @@ _GROUP_TIMEOUT_S = 150.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Cells, of which each pair takes the next one. `folder` is the run's own: queue, locks and compile caches.
+    """Cells, of which each pair takes the next one. `folder` is the run's own, with queue and locks; `caches` may be
+    shared with other runs.
 
     `common` goes into every row. `lane`: which two GPUs of the machine this pair shares with others.
     Units: `deadline` of `time.time`; no cell begins less than `cell_s` seconds before it.
@@ -37,6 +39,7 @@ class Job:
     cells: tuple[Cell, ...]
     plan: Plan
     folder: Path
+    caches: Path
     out: Path
     common: dict[str, Any]
     deadline: float
@@ -51,23 +54,24 @@ class Job:
 
 def work(rank: int, say: Callable[[str], None], *, job: Job) -> int:
     """How many cells were measured."""
-    mesh = init_device_mesh(job.plan.device, (dist.get_world_size(),))
+    on_gpu, tracer = job.plan.device != "cpu", Tracer(SharedPlatform() if job.plan.device == "shared" else None)
+    mesh = init_device_mesh("cuda" if on_gpu else "cpu", (dist.get_world_size(),))
+    tracer.install()
     if job.plan.device == "cuda":
         _allow_async_tp(mesh.get_group())
     host_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
     turn = Turn(path=job.folder / f"turn-{job.lane}.lock", host_group=host_group, quiet=job.plan.quiet)
     turn.start_compiling()
-    on_gpu, caches, tracer = job.plan.device == "cuda", job.folder / "caches", Tracer()
     if on_gpu:
         say("starting the compiler")
-        first_compilation(job.plan.device, caches / "first")
+        first_compilation("cuda", job.caches / "first")
     done = 0
     while (number := _next_cell(job, rank, host_group)) is not None:
         say(f"begun {number}")
         if done:
             turn.start_compiling()
         place = Place(
-            mesh=mesh, turn=turn, tracer=tracer, cache=caches if on_gpu else None, say=say,
+            mesh=mesh, turn=turn, tracer=tracer, cache=job.caches if on_gpu else None, say=say,
             publish=partial(_write, job, rank),
         )  # fmt: skip
         rows = run_cell(job.cells[number], job.plan, place)

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.models import command, results, table
 from benchmarks.models.cells import MODES, Cell, Selection
-from benchmarks.models.correct import distances, too_far
+from benchmarks.models.correct import ratios, too_far
 from benchmarks.models.overlap import overlap_of, union
 from benchmarks.models.timing import Spread
 
@@ -53,6 +53,18 @@ def test_async_tp_takes_part_where_it_differs() -> None:
     assert "async_tp" not in of("sequence", MODES[0], "cpu")
 
 
+def test_cells_come_in_the_order_of_the_patterns() -> None:
+    cells = Selection(models=("70B-tp8-local",)).cells("cuda")
+    chosen = command.in_order(cells, ["all-reduce 1x2048 reduce", "4x4096 default", "2048"])
+    assert [str(cell) for cell in chosen[:3]] == [
+        "70B-tp8-local all-reduce 1x2048 reduce-overhead",
+        "70B-tp8-local sequence 4x4096 default",
+        "70B-tp8-local all-reduce 4x4096 default",
+    ]
+    assert len(chosen) == len(set(chosen)) == 6
+    assert command.in_order(cells, []) == cells
+
+
 def test_only_what_nothing_is_computed_beside_is_exposed() -> None:
     events = [
         ("kernel", "gemm", 0.0, 10.0),
@@ -74,10 +86,9 @@ def test_a_tensor_further_off_than_twice_eager_is_named() -> None:
     assert "y" in too_far({"y": math.inf}, None)
 
 
-def test_what_is_not_a_number_is_infinitely_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.distributed.all_reduce", lambda *args, **kwargs: None)
+def test_what_is_not_a_number_is_infinitely_far() -> None:
     got = {"y": torch.tensor([1.0, math.nan]), "z": torch.tensor([3.0, 4.0])}
-    found = distances(got, {"y": torch.ones(2), "z": torch.tensor([3.0, 5.0])}, None)  # type: ignore[arg-type]
+    found = ratios(got, {"y": torch.ones(2), "z": torch.tensor([3.0, 5.0])})
     assert found["y"] == math.inf
     assert found["z"] == pytest.approx(1 / math.sqrt(34))
 
@@ -123,6 +134,27 @@ def test_a_row_that_we_lose_or_fail_is_named(tmp_path: Path) -> None:
     )
     results.append(path, [{**cell, "T": 4096, "contender": "mkernel", "error": "no"}])
     assert "2048 forward 0.50, 1x4096 fails" in "\n".join(table.summary_table(results.read(path)))
+
+
+def test_an_early_end_leaves_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "models.jsonl"
+    cell = Cell(model="8B", form="sequence", batch=1, tokens=512, mode="default")
+    key = {"model": "8B", "form": "sequence", "B": 1, "T": 512, "mode": "default"}
+    results.append(path, [{**key, "contender": "eager", "fwd_ms": 2.0, "unfinished": True}])
+    results.append(path, [{**key, "contender": "mkernel", "fwd_ms": 1.0}])
+    rows = results.with_error(cell, ("eager", "inductor", "mkernel"), "died", results.read(path))
+    assert [row.get("fwd_ms") for row in rows] == [2.0, None, None], "a whole row of another run is not this run's"
+    assert all(row["error"] == "died" and "unfinished" not in row for row in rows)
+
+
+def test_a_graph_exposes_inside_of_kernels_what_they_expose_without() -> None:
+    def key(mode: str) -> tuple[tuple[str, str, int, int, str], str]:
+        return ("8B", "sequence", 1, 512, mode), "mkernel"
+
+    rows = {key(MODES[0]): {"fwd_between_us": 9.0, "fwd_inside_us": 2.0}, key(MODES[1]): {"fwd_between_us": 4.0}}
+    assert table.exposed_us(rows, key(MODES[0]), "fwd") == 11.0
+    assert table.exposed_us(rows, key(MODES[1]), "fwd") == 6.0
+    assert table.exposed_us(rows, key(MODES[1]), "fwdbwd") is None
 
 
 def test_predictions_stand_beside_what_was_measured(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""How cells are measured, where, and what is known of each contender."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from .contenders import Call, Contender
+from .tracer import Tracer
+from .turn import Turn
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How cells are measured. Units: `budget_s` seconds of rounds for each pass of a cell.
+
+    `train`: measure forward with backward, too. `compile_times`: every contender has caches of its own, is compiled a
+    second time from them, and nothing else is timed; else all share what Triton has compiled. `profile`: look at one
+    step of each contender with torch's profiler, and of ours with kernels that write their timelines. `quiet`: no pair
+    compiles while another one times, so that every pair should have one cell only. `timeline`: kernels write their
+    timelines from the start, also into CUDA graphs; nothing is timed. `options`: of our backend.
+    """
+
+    contenders: tuple[str, ...]
+    device: str
+    budget_s: float
+    train: bool
+    compile_times: bool
+    profile: bool
+    quiet: bool
+    timeline: bool = False
+    options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def times(self) -> bool:
+        """Is a step timed?"""
+        return not self.timeline and not self.compile_times
+
+
+@dataclass(slots=True)
+class Entry:
+    """A contender with what became of it."""
+
+    contender: Contender
+    call: Call
+    row: Row = field(default_factory=dict)
+
+    @property
+    def works(self) -> bool:
+        """Has it come this far without an error, and been right?"""
+        return "error" not in self.row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a cell is run, and who hears of it: `say` of each step, `publish` of rows as soon as there are some.
+
+    `cache`: a folder for what is compiled, None for the user's.
+    """
+
+    mesh: DeviceMesh
+    turn: Turn
+    tracer: Tracer
+    cache: Path | None
+    say: Callable[[str], None]
+    publish: Callable[[list[Row]], None]
