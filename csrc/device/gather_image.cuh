@@ -73,7 +73,7 @@ struct ImageArrivals {
   MK_DEVICE u32 here(u32 source, u32 index, u32 count) const {
     const u32 lane = kLanes == 1 ? 0 : threadIdx.x % 32;
     const u32 at = images.gather.pushes == kEngineCopies ? index : index + (lane < count ? lane : count - 1);
-    // pairs-with: image_ready acquire (carry_role -> gather_role), scope sys
+    // pairs-with: image_ready acquire (announce_role -> gather_role), scope sys
     const bool mine = reached(load_acquire_sys(images.flag(images.args.rank, source, at)), images.epoch);
     if constexpr (kLanes == 1) return mine;
     const u32 missing = ~__ballot_sync(~0u, mine);
@@ -90,7 +90,7 @@ struct ImageArrivals {
     while (!given_up && (number = here(source, index, count)) == 0) {
       const u32* flag = images.flag(images.args.rank, source, index);
       const WaitSite site{kLoadRole, source, row_tile};
-      // pairs-with: image_ready acquire (carry_role -> gather_role), scope sys
+      // pairs-with: image_ready acquire (announce_role -> gather_role), scope sys
       given_up = !all(wait_until<Op::kOperator>(images.args, flag, images.epoch, site));
     }
     return given_up ? count : number;

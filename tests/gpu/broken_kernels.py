@@ -28,6 +28,9 @@ NO_ARRIVALS = (
     "    return count;\n",
 )
 
+#: Its images are told of before they have been carried.
+NO_CARRIED = ("device/gather_carry.cuh", "    if (carried > told) return carried;\n", "    return told + 1;\n")
+
 #: Chunks that come over the network are read as they are.
 NO_NETWORK_WAIT = (
     "device/network/send.cuh",

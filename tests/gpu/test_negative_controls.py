@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from mkcompile.runtime import abi, driver, nvrtc, sources
@@ -10,7 +11,7 @@ from mkcompile.runtime.gather_schedule import push_choice
 from mkcompile.runtime.kernel import OPTIONS, LoadedKernel
 from mkcompile.runtime.kernel_config import KernelConfig
 
-from .broken_kernels import NO_ARRIVALS, NO_WAIT, without
+from .broken_kernels import NO_ARRIVALS, NO_CARRIED, NO_WAIT, without
 from .gather_calls import Call
 from .ranks import RankGroup, nan_outputs, random_input
 from .test_reductions import BOTH, config_of, expected_of
@@ -54,3 +55,15 @@ def test_rows_that_are_not_waited_for_are_noticed() -> None:
     own, came = call.tensors[0].outs[0].view(2, 1024, 1024)
     assert torch.isfinite(own).all() and not torch.isfinite(came).all(), "the check can't tell missing rows"
     group.synchronize()
+
+
+def test_images_that_are_told_of_too_early_are_noticed() -> None:
+    group, config = RankGroup((0, 0)), KernelConfig(operator="all_gather_gemm", block_m=128, block_n=128)
+    size = GatherSize(segment_rows=2048, k=2048, n=(256,), world=2)
+    broken = [load_broken(config, 0, NO_CARRIED)] * 2
+    call = Call.make(group, push_choice(config, size, group.max_grid(), False), size, kernels=broken)
+    group.synchronize()
+    call.run(group)
+    group.synchronize()
+    with pytest.raises(AssertionError):
+        call.check(False, "too early")

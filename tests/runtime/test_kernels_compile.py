@@ -21,7 +21,7 @@ from mkcompile.runtime.kernel import OPTIONS, compile_kernel
 from mkcompile.runtime.kernel_config import KernelConfig, all_configs
 from mkcompile.runtime.warmup import warm_up
 
-from ..gpu.broken_kernels import NO_ARRIVALS, NO_CLEAR, NO_EXCHANGE, NO_MAIL, NO_WAIT, without
+from ..gpu.broken_kernels import NO_ARRIVALS, NO_CARRIED, NO_CLEAR, NO_EXCHANGE, NO_MAIL, NO_WAIT, without
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
 
@@ -135,8 +135,9 @@ def test_planted_defects_still_fit_the_streaming_kernels(defect: tuple[str, str,
     assert nvrtc.compile_cubin("broken", config.source(), broken, OPTIONS).resources.is_clean
 
 
-def test_a_planted_defect_still_fits_the_all_gather() -> None:
-    assert without(sources.headers(), *NO_ARRIVALS) != sources.headers()
+@pytest.mark.parametrize("defect", [NO_ARRIVALS, NO_CARRIED], ids=["arrivals", "carried"])
+def test_planted_defects_still_fit_the_all_gather(defect: tuple[str, str, str]) -> None:
+    assert without(sources.headers(), *defect) != sources.headers()
 
 
 def test_kernels_round_the_copy_engine_fit_beside_a_full_sm() -> None:
