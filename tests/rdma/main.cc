@@ -1,7 +1,10 @@
-// mkproxy_rdma_tests [NAME]: all tests, or those whose name begins so. They need the devices rxe0 and rxe1.
+// mkproxy_rdma_tests NAME...: the tests whose name begins with one of these, in an order that does not depend on them.
+// They need the devices rxe0 and rxe1; those of a pair need rxe2 and the other machine.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <span>
 
 #include "verbs_tests.h"
 
@@ -26,11 +29,16 @@ bool passes(const mk::test::Test& test) {
 
 int main(int count, char** arguments) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  const char* prefix = count > 1 ? arguments[1] : "";
+  const std::span<char*> names(arguments + 1, arguments + count);
+  const auto is_wanted = [&](const mk::test::Test& test) {
+    return std::any_of(names.begin(), names.end(), [&](const char* name) {
+      return std::strncmp(test.name, name, std::strlen(name)) == 0;
+    });
+  };
   int ran = 0, failed = 0;
-  for (const auto& some : {mk::test::exchange_tests(), mk::test::fault_tests()}) {
+  for (const auto& some : {mk::test::exchange_tests(), mk::test::fault_tests(), mk::test::pair_tests()}) {
     for (const mk::test::Test& test : some) {
-      if (std::strncmp(test.name, prefix, std::strlen(prefix)) != 0) continue;
+      if (!is_wanted(test)) continue;
       ++ran;
       failed += passes(test) ? 0 : 1;
     }

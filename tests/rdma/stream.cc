@@ -17,6 +17,7 @@ namespace {
 using namespace mk::host;
 
 constexpr u64 kLongestPauseNs = 300'000;
+constexpr u64 kLongestRetriesNs = 20'000'000'000;  ///< before the proxy's own limit: the network's report says more
 constexpr u32 kAtOnce = 8;  ///< messages of one direction before the other has its turn
 constexpr u32 kGroup = 8;   ///< messages that one credit stands for: packets are what costs in a virtual machine
 
@@ -153,6 +154,7 @@ ProxyOptions options_to_drive(const Plan& plan) {
   options.ring_capacity = 4 * plan.slots;
   options.max_outstanding = 4 * plan.slots;
   options.idle_spin_ns = plan.limit_ns;
+  options.timeout_ns = std::max(plan.limit_ns, kLongestRetriesNs);
   options.timeline_capacity = 0;
   return options;
 }

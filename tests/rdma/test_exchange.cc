@@ -1,62 +1,14 @@
 // Every byte in place when its flag is seen, over real ibverbs.
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 
-#include "stream.h"
 #include "verbs_tests.h"
 
 namespace mk::test {
 
 using namespace mk::host;
 
-std::string text_of(const Error& error) {
-  if (!error) return {};
-  return std::string(error.call) + " " + error.device + ": " + std::strerror(error.number) + " " + error.detail;
-}
-
-void open_two(const Plan& plan, ProxyOptions options, TransportKind kind, Sides& sides) {
-  options.transport = kind;
-  for (u32 rank = 0; rank < 2; ++rank) {
-    options.rank = rank;
-    std::snprintf(options.device, sizeof options.device, "rxe%u", rank);
-    CHECK_EQUAL(text_of(open_side(plan, options, sides[rank])), std::string());
-  }
-}
-
-void join_two(const Plan& plan, const ProxyOptions& common, TransportKind kind, Sides& sides) {
-  open_two(plan, common, kind, sides);
-  CHECK_EQUAL(text_of(connect_all(sides, 20 * kSecond)), std::string());
-}
-
 namespace {
-
-/// Messages of the long runs, each way.
-u64 many() {
-  const char* given = std::getenv("MK_RDMA_MESSAGES");
-  return given == nullptr ? 1000 : std::strtoull(given, nullptr, 10);
-}
-
-void exchange(TransportKind kind, const Plan& plan, u32 lanes) {
-  ProxyOptions options = options_to_drive(plan);
-  options.lanes = lanes;
-  Sides sides;
-  join_two(plan, options, kind, sides);
-  const Party parties[] = {{&sides[0], 0, 1}, {&sides[1], 1, 0}};
-  for (const Outcome& one : drive(plan, parties)) {
-    CHECK_EQUAL(one.failure, std::string());
-    CHECK_EQUAL(one.received, plan.messages);
-    CHECK_EQUAL(one.wrong, 0u);
-  }
-  CHECK_EQUAL(text_of(close_all(sides, 5 * kSecond)), std::string());
-}
-
-Plan plan_of(u64 messages) {
-  Plan plan;
-  plan.messages = messages;
-  plan.slots = 64;  // enough in flight that a slow machine is never idle
-  return plan;
-}
 
 void the_device_and_its_address_are_named() {
   Sides sides;
@@ -70,10 +22,10 @@ void the_device_and_its_address_are_named() {
 
 void rc_in_one_connection() { exchange(kRc, plan_of(500), 1); }
 void rc_in_three_connections() { exchange(kRc, plan_of(500), 3); }
-void rc_many() { exchange(kRc, plan_of(many()), 2); }
+void rc_many() { exchange(kRc, plan_of(many_messages()), 2); }
 
 void unordered_counted() { exchange(kUnordered, plan_of(500), 1); }
-void unordered_many() { exchange(kUnordered, plan_of(many()), 1); }
+void unordered_many() { exchange(kUnordered, plan_of(many_messages()), 1); }
 
 void flags_that_nobody_counts_come_too_early() {
   Plan plan = plan_of(200);

@@ -1,6 +1,8 @@
 #pragma once
-// Two ranks in one process, rank 0 on rxe0 and rank 1 on rxe1: what they exchange goes over the cable between these.
+// Ranks over real ibverbs. In one machine rank 0 is on rxe0 and rank 1 on rxe1, and what they exchange goes over the
+// cable between these; of two machines each has a rank, on rxe2.
 #include "exchange.h"
+#include "processes.h"
 
 namespace mk::test {
 
@@ -8,11 +10,43 @@ inline constexpr u64 kSecond = 1'000'000'000;
 
 std::vector<Test> exchange_tests();
 std::vector<Test> fault_tests();
+std::vector<Test> independent_tests();
+std::vector<Test> pair_tests();
 
 /// Opens both ranks over `kind`; each has its own NIC.
 void open_two(const Plan& plan, ProxyOptions common, TransportKind kind, Sides& sides);
 /// And connects them.
 void join_two(const Plan& plan, const ProxyOptions& common, TransportKind kind, Sides& sides);
+
+/// One rank of two processes: opened on `device`, joined to the other through the channel, started.
+struct Rank {
+  u32 rank;
+  TransportKind kind;
+  const char* device;
+};
+void join_one(const Plan& plan, ProxyOptions options, const Rank& who, Channel& channel, Side& side);
+
 std::string text_of(const host::Error& error);
+
+/// $MK_RDMA_MESSAGES is the length of the long runs, each way.
+u64 many_messages();
+/// A tenth: what all faults of a transport have together, and each run between two machines.
+u64 some_messages();
+Plan plan_of(u64 messages);
+void check_outcomes(const Plan& plan, std::span<const Outcome> outcomes);
+/// All of a plan between two new ranks of this process.
+void exchange(TransportKind kind, const Plan& plan, u32 lanes);
+
+/// A rank that has nothing on its way does not learn that its peer is gone.
+void send_one_more(Side& side, u32 peer);
+/// The first failure of a proxy, awaited.
+host::Error fault_of(Side& side);
+/// What a failure must name.
+struct Blame {
+  const char* call;
+  const char* device;
+  i32 peer;
+};
+void check_blame(const host::Error& error, const Blame& blame);
 
 }  // namespace mk::test

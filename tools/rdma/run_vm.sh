@@ -1,18 +1,21 @@
 #!/bin/bash
 # Runs a test script where ibverbs is real: Debian's stock kernel in QEMU, without KVM, with Soft-RoCE devices.
-#   run_vm.sh [-i] [-p] [-t SECONDS] [-w FOLDER] TEST_SCRIPT
-# -i installs what is missing (Debian, root). -p boots two machines that a socket joins, $VM_RANK tells them apart;
-# without it one machine has rxe0 and rxe1. The guest's userland is this machine's root, read-only over 9p, but /tmp,
-# /run and /mnt. Output of the test goes to stdout. Exit status: the test's; 124 no end in time; 100-105 set-up.
+#   run_vm.sh [-i] [-p] [-t SECONDS] [-w FOLDER] [-e NAME=VALUE]... [TEST_SCRIPT]
+# -i installs what is missing (Debian, root); without a script that is all. Each machine has rxe0 and rxe1 on a cable of
+# its own; -p boots two, where $VM_RANK tells them apart and rxe2 is on the wire between them. -e sets a variable there.
+# The guest's userland is this machine's root, read-only over 9p, but /tmp, /run and /mnt. Output of the test goes to
+# stdout. Exit status: the test's; 124 no end in time; 100 it can't run here, and stderr says why; 101-105 set-up.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 checkout=$(cd "$here/../.." && pwd)
-work=$checkout/build/rdma limit=240 install='' pair=''
-while getopts ipt:w: option; do
-    case $option in i) install=1 ;; p) pair=1 ;; t) limit=$OPTARG ;; w) work=$OPTARG ;; *) exit 100 ;; esac
+work=$checkout/build/rdma limit=240 install='' pair='' variables=''
+while getopts ipt:w:e: option; do
+    case $option in
+        i) install=1 ;; p) pair=1 ;; t) limit=$OPTARG ;; w) work=$OPTARG ;; e) variables+=" $OPTARG" ;; *) exit 100 ;;
+    esac
 done
 shift $((OPTIND - 1))
-test_script=${1:?TEST_SCRIPT}
+test_script=${1:-}
 mkdir -p "$work"
 refuse() { echo "run_vm.sh: $*" >&2; exit 100; }
 
@@ -57,7 +60,7 @@ boot() {
     shift 2
     rm -rf "$io" && mkdir -p "$io"
     cp "$here/guest_main.sh" "$io/" && cp "$test_script" "$io/test.sh"
-    echo "$config CHECKOUT=$checkout" >"$io/config"
+    echo "$config CHECKOUT=$checkout$variables" >"$io/config"
     # Always TCG: /dev/kvm can be there and still not work. nokaslr and mitigations=off shorten the boot. Emulated, "rep
     # movsb" moves byte by byte: without erms and fsrm nobody takes it for fast. With the HPET each look at the clock
     # leaves the guest; tsc=reliable reads the host's. One processor needs no atomics and no kicks.
@@ -75,16 +78,16 @@ boot() {
 
 if [ -z "$pair" ]; then
     names=(one)
-    boot one "VM_RANK=0 VM_ADDRESS="
+    boot one "VM_RANK=0 VM_ADDRESS=''"
 else
     names=(a b)
     wire=$work/wire
     rm -f "$wire"
     network=stream,id=n,addr.type=unix,addr.path=$wire
     card=virtio-net-pci,netdev=n,host_mtu=4200
-    boot a "VM_RANK=0 VM_ADDRESS=10.77.0.1" -netdev "$network,server=on" -device "$card,mac=02:00:00:00:00:0a" &
+    boot a "VM_RANK=0 VM_ADDRESS=10.78.0.1" -netdev "$network,server=on" -device "$card,mac=02:00:00:00:00:0a" &
     for ((i = 0; i < 200; i++)); do [ -S "$wire" ] && break; sleep 0.05; done
-    boot b "VM_RANK=1 VM_ADDRESS=10.77.0.2" -netdev "$network,server=off" -device "$card,mac=02:00:00:00:00:0b" &
+    boot b "VM_RANK=1 VM_ADDRESS=10.78.0.2" -netdev "$network,server=off" -device "$card,mac=02:00:00:00:00:0b" &
     wait
 fi
 worst=0
