@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -20,45 +21,77 @@ import torch
 
 from mkcompile.runtime.gather_launch import GatherSize
 from mkcompile.runtime.gather_operation import GatherTensors, Prepared
-from mkcompile.runtime.gather_schedule import GatherChoice, engine_choice, library_choice, push_choice
+from mkcompile.runtime.gather_schedule import GatherChoice, engine_choice, library_choice, push_choice, read_choice
 from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.warmup import warm_up
 from tests.gpu.gather_calls import Engines, prepare_rank
 from tests.gpu.ranks import RankGroup
 
-from .shapes import GATHERED, Shape
+from .shapes import GATHERED
 
 TILES = ((128, 256), (128, 224), (128, 192), (128, 160), (128, 128), (64, 128))
+#: Also where M or N is small.
+SMALL_TILES = (*TILES, (64, 256), (64, 64))
 CHUNKS = (1, 4)
-_SM_RESERVE = 4
 _BACKLOG_CYCLES = 1_000_000
 _ROUNDS = 5
 
 
-class Pair:
-    """Two GPUs, and the operands of one shape on each."""
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`m` gathered rows of `k`, times a weight of each of the `n` columns."""
 
-    def __init__(self, group: RankGroup, engines: Engines, shape: Shape) -> None:
+    m: int
+    n: tuple[int, ...]
+    k: int
+
+    @property
+    def flop(self) -> int:
+        """Operations of one rank."""
+        return 2 * self.m * sum(self.n) * self.k
+
+    @property
+    def tiles(self) -> tuple[tuple[int, int], ...]:
+        """Those that are swept."""
+        return SMALL_TILES if self.m < 2048 or max(self.n) <= 256 else TILES
+
+
+#: The shapes of `benchmarks.run`; several weights on one gather; few rows; weights of one column tile.
+CASES = (
+    *(Case(shape.m, (shape.n,), shape.k) for shape in GATHERED),
+    Case(2048, (1024, 128, 128), 8192), Case(8192, (1024, 128, 128), 8192), Case(4096, (3584, 3584), 8192),
+    Case(1024, (1280,), 8192), Case(512, (1280,), 8192), Case(1024, (7168,), 8192), Case(256, (7168,), 8192),
+    Case(2048, (64,), 8192), Case(4096, (256,), 8192),
+)  # fmt: skip
+
+
+class Pair:
+    """Two ranks, and the operands of one case on each."""
+
+    def __init__(self, group: RankGroup, engines: Engines, case: Case) -> None:
         self.group, self.engines = group, engines
-        self.size = GatherSize(segment_rows=shape.m // 2, k=shape.k, n=(shape.n,), world=2)
+        self.size = GatherSize(segment_rows=case.m // 2, k=case.k, n=case.n, world=2)
         self.tensors: list[GatherTensors] = []
         self.gathered: list[torch.Tensor] = []
-        for device in group.devices:
-            generator = torch.Generator(device=f"cuda:{device}").manual_seed(17 + device)
+        for rank, device in enumerate(group.devices):
+            generator = torch.Generator(device=f"cuda:{device}").manual_seed(17 + rank)
             where: dict[str, Any] = {"device": f"cuda:{device}", "dtype": torch.bfloat16}
-            w = torch.randn(shape.n, shape.k, generator=generator, **where)
+            weights = [torch.randn(n, case.k, generator=generator, **where) for n in case.n]
             self.tensors.append(
                 GatherTensors(
-                    shard=torch.randn(shape.m // 2, shape.k, generator=generator, **where), w=[w.t()], weights=[w],
-                    bias=[None], outs=[torch.empty(shape.m, shape.n, **where)], gathered=None,
+                    shard=torch.randn(case.m // 2, case.k, generator=generator, **where), weights=weights,
+                    w=[one.t() for one in weights], bias=[None] * len(case.n),
+                    outs=[torch.empty(case.m, n, **where) for n in case.n], gathered=None,
                 )
             )  # fmt: skip
         for device in group.devices:
             self.gathered.append(torch.cat([one.shard.to(f"cuda:{device}") for one in self.tensors]))
 
     def cublas(self, rank: int) -> None:
-        """The product alone."""
+        """The products alone."""
         one = self.tensors[rank]
-        torch.mm(self.gathered[rank], one.w[0], out=one.outs[0])
+        for w, out in zip(one.w, one.outs, strict=True):
+            torch.mm(self.gathered[rank], w, out=out)
 
     def prepare(self, choice: GatherChoice) -> list[Prepared]:
         """One launch a rank."""
@@ -69,18 +102,19 @@ class Pair:
         """Relative error of the worse rank on sampled rows; NaN where something was not written."""
         worst = 0.0
         for one in self.tensors:
-            one.outs[0].fill_(float("nan"))
+            for out in one.outs:
+                out.fill_(float("nan"))
         self.group.synchronize()
         self.each(run)
         self.group.synchronize()
         self.group.check()
         for rank, one in enumerate(self.tensors):
-            out = one.outs[0]
-            rows = torch.linspace(0, out.shape[0] - 1, 128, device=out.device).long()
-            truth = self.gathered[rank][rows].float() @ one.weights[0].float().t()
-            worst = max(worst, float((out[rows].float() - truth).norm() / truth.norm()))
-            if not torch.isfinite(out).all():
-                return float("nan")
+            for out, weight in zip(one.outs, one.weights, strict=True):
+                rows = torch.linspace(0, out.shape[0] - 1, 128, device=out.device).long()
+                truth = self.gathered[rank][rows].float() @ weight.float().t()
+                worst = max(worst, float((out[rows].float() - truth).norm() / truth.norm()))
+                if not torch.isfinite(out).all():
+                    return float("nan")
         return worst
 
     def each(self, run: Callable[[int], None]) -> None:
@@ -123,25 +157,26 @@ def variants(size: GatherSize, max_grid: int, tiles: Sequence[tuple[int, int]]) 
             rows = ceil(size.shard_rows / chunks / 128) * 128
             engine = replace(engine, schedule=replace(engine.schedule, group_rows=rows))
             found[f"engine {tile[0]}x{tile[1]} c{chunks} grid{engine.schedule.grid}"] = engine
+        if size.tiles_n(config) == len(size.n):
+            found[f"read {tile[0]}x{tile[1]} grid{max_grid}"] = read_choice(config, size, max_grid)
     for chunks in CHUNKS:
         found[f"library c{chunks}"] = library_choice(KernelConfig(operator="all_gather_gemm"), size, chunks)
     return found
 
 
-def sweep(group: RankGroup, engines: Engines, shape: Shape, tiles: Sequence[tuple[int, int]]) -> dict[str, object]:
-    """All variants of one shape."""
-    pair = Pair(group, engines, shape)
+def sweep(group: RankGroup, engines: Engines, case: Case) -> dict[str, object]:
+    """All variants of one case."""
+    pair = Pair(group, engines, case)
     runs: dict[str, Callable[[int], None]] = {"cublas": pair.cublas}
     predicted = {}
-    max_grid = torch.cuda.get_device_properties(0).multi_processor_count - _SM_RESERVE
-    for name, choice in variants(pair.size, max_grid, tiles).items():
+    for name, choice in variants(pair.size, group.max_grid(), case.tiles).items():
         launches = pair.prepare(choice)
         runs[name] = lambda rank, launches=launches: launches[rank].run(  # type: ignore[misc]
             pair.tensors[rank], group.streams[rank].cuda_stream, False
         )
         predicted[name] = round(choice.us, 1)
     errors = {name: pair.error(run) for name, run in runs.items()}
-    calls = max(3, min(10, int(2500 / (shape.flop / 700e6))))
+    calls = max(3, min(10, int(2500 / (case.flop / 700e6))))
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(_ROUNDS):
         for name, run in runs.items():
@@ -150,25 +185,35 @@ def sweep(group: RankGroup, engines: Engines, shape: Shape, tiles: Sequence[tupl
         name: {"us": round(statistics.median(values[1:]), 1), "predicted": predicted.get(name), "error": errors[name]}
         for name, values in times.items()
     }
-    return {"m": shape.m, "n": shape.n, "k": shape.k, "variants": rows}
+    return {"m": case.m, "n": sum(case.n), "weights": case.n, "k": case.k, "variants": rows}
 
 
 def main() -> None:
-    """One JSON line a shape."""
+    """One JSON line a case."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--shape", type=int, action="append")
-    parser.add_argument("--limit-s", type=float, default=240.0)
+    parser.add_argument("--case", type=int, action="append", help="index into the cases; default: all")
+    parser.add_argument("--limit-s", type=float, default=240.0, help="begin no case after this time")
+    parser.add_argument("--devices", type=int, nargs=2, default=(0, 1), help="0 0: does it work, on one GPU")
+    parser.add_argument("--commit", default="unknown", help="written into every line")
     options = parser.parse_args()
-    group = RankGroup((0, 1), arena_bytes=700 << 20, max_tiles=32768, timeout_s=5.0)
+    warm_up_variants()
+    group = RankGroup(options.devices, arena_bytes=700 << 20, max_tiles=32768, timeout_s=5.0)
     engines = Engines(group, area_bytes=300 << 20)
     started = time.monotonic()
-    for index in options.shape or range(len(GATHERED)):
+    for index in options.case or range(len(CASES)):
         if time.monotonic() - started > options.limit_s:
             break
-        row = sweep(group, engines, GATHERED[index], TILES)
+        row = {**sweep(group, engines, CASES[index]), "commit": options.commit}
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def warm_up_variants() -> None:
+    """Compile what is swept, in parallel."""
+    base = KernelConfig(operator="all_gather_gemm")
+    for _ in warm_up([base.with_tile(*tile) for tile in SMALL_TILES], min(30, os.cpu_count() or 1)):
+        pass
 
 
 if __name__ == "__main__":
