@@ -4,6 +4,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 REPORTS := build
 TESTS := not slow and not gpu and not gpu2
+# two files of tests at a time, where the plugin is: most tests keep one core busy
+TWO = $(shell $(PY) -c "import xdist" 2>/dev/null && echo --numprocesses 2 --dist loadfile --no-loadscope-reorder)
 
 .PHONY: demo test test-all test-rdma test-gpu bench bench-models lint setup proxy clean
 .DEFAULT_GOAL := help
@@ -35,8 +37,9 @@ lint: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	@$(PYTHON) tools/setup.py --browser
+	@tools/rdma/run_vm.sh -i || true
 	@$(MAKE) --no-print-directory lint
-	@$(PY) -m pytest -m "$(TESTS)" --durations 10
+	@$(PY) -m pytest $(TWO) -m "$(TESTS)" --durations 10
 	@$(PY) tools/receipt.py check
 
 test-all: $(VENV)/.ready
@@ -45,8 +48,8 @@ test-all: $(VENV)/.ready
 	@$(PY) tools/other_torch.py
 
 test-rdma: $(VENV)/.ready
-	@tools/rdma/run_vm.sh -i -t 60 tests/rdma/nothing.sh
-	@$(PY) -m pytest -n0 tests/rdma
+	@tools/rdma/run_vm.sh -i
+	@$(PY) -m pytest -m slow tests/rdma
 
 test-gpu: $(VENV)/.ready
 	@$(PY) tools/receipt.py run

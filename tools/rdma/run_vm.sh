@@ -17,30 +17,56 @@ done
 shift $((OPTIND - 1))
 test_script=${1:-}
 mkdir -p "$work"
-refuse() { echo "run_vm.sh: $*" >&2; exit 100; }
+refuse() { # what can't be had here; a later call without -i says it again
+    [ -z "$install" ] || echo "$*" >"$work/refused"
+    echo "run_vm.sh: $*" >&2
+    exit 100
+}
+missing_here() { # WHAT
+    [ -n "$install" ] || refuse "needs $1 ($(cat "$work/refused" 2>/dev/null || echo 'tools/rdma/run_vm.sh -i gets it'))"
+    [ "$(id -u)" = 0 ] || refuse "needs $1, and only root can install it"
+}
+fetch() { # APT-GET'S ARGUMENTS: in bounded time, also where there is no network
+    DEBIAN_FRONTEND=noninteractive timeout 150 apt-get -q -o Acquire::Retries=1 -o Acquire::http::Timeout=15 \
+        -o DPkg::Lock::Timeout=60 "$@" >>"$work/apt.log" 2>&1 ||
+        refuse "apt-get $1 failed: $(grep '^[EW]:' "$work/apt.log" | head -n 1)"
+}
+rm -f "$work/apt.log"
+[ -z "$install" ] || rm -f "$work/refused"
+[ "$(uname -m)" = x86_64 ] || refuse "knows x86_64 only, this is $(uname -m)"
+command -v dpkg >/dev/null && command -v apt-get >/dev/null || refuse "needs Debian's packages, here is no apt"
 
-packages=(qemu-system-x86 busybox-static cpio kmod iproute2 ibverbs-providers libibverbs-dev)
+# python3-pyverbs is the program that is not ours; it needs the system's own python3
+packages=(qemu-system-x86 busybox-static cpio kmod iproute2 ibverbs-providers libibverbs-dev python3-pyverbs)
 missing=()
 for package in "${packages[@]}"; do dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package"); done
 if ((${#missing[@]})); then
-    [ -n "$install" ] || refuse "needs ${missing[*]} (make test-rdma installs them)"
-    apt-get update -q >"$work/apt.log" 2>&1
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" >>"$work/apt.log" 2>&1
+    missing_here "${missing[*]}"
+    echo "run_vm.sh: apt-get install ${missing[*]}" >&2
+    fetch update
+    fetch install -y --no-install-recommends "${missing[@]}"
 fi
 
 # The cloud kernel has no Soft-RoCE; the stock one has it as a module.
 kernel=$work/kernel
 if [ ! -e "$kernel/release" ]; then
-    [ -n "$install" ] || refuse "needs Debian's kernel package (make test-rdma fetches it)"
-    image=$(apt-cache depends linux-image-amd64 | awk '/Depends:/ {print $2; exit}')
-    rm -rf "$kernel" && mkdir -p "$kernel"
-    (cd "$work" && apt-get download -q "$image" >>"$work/apt.log" 2>&1)
-    dpkg --fsys-tarfile "$work/${image}"_*.deb | tar -x -C "$kernel" \
-        --exclude=./usr --exclude='*/kernel/sound' --exclude='*/kernel/drivers/gpu' --exclude='*/kernel/drivers/media'
+    missing_here "Debian's kernel package linux-image-amd64"
+    image=$(apt-cache depends linux-image-amd64 2>/dev/null | awk '/Depends:/ {print $2; exit}')
+    if [ -z "$image" ]; then
+        fetch update
+        image=$(apt-cache depends linux-image-amd64 2>/dev/null | awk '/Depends:/ {print $2; exit}')
+    fi
+    [ -n "$image" ] || refuse "needs Debian's kernel package linux-image-amd64, which apt does not know here"
+    rm -rf "$kernel" "$work/$image"_*.deb && mkdir -p "$kernel"
+    (cd "$work" && fetch download "$image") || exit 100
+    dpkg --fsys-tarfile "$work/$image"_*.deb | tar -x -C "$kernel" --exclude=./usr/share \
+        --exclude='*/kernel/sound' --exclude='*/kernel/drivers/gpu' --exclude='*/kernel/drivers/media'
+    rm -f "$work/$image"_*.deb
+    [ -d "$kernel/lib/modules" ] || ln -s usr/lib "$kernel/lib"
     depmod -b "$kernel" "${image#linux-image-}"
-    rm -f "$work/${image}"_*.deb
     echo "${image#linux-image-}" >"$kernel/release"
 fi
+[ -n "$test_script" ] || exit 0
 release=$(cat "$kernel/release")
 
 # Modules in load order. crc32_generic by name: Soft-RoCE asks for it through modprobe, which the guest has not.
@@ -50,7 +76,11 @@ cp /bin/busybox "$root/bin/busybox" && ln -s busybox "$root/bin/sh"
 cp "$here/guest_init.sh" "$root/init" && chmod +x "$root/init"
 for module in virtio_pci virtio_net 9pnet_virtio 9p veth crc32_generic rdma_ucm rdma_rxe; do
     modprobe -d "$kernel" -S "$release" --show-depends "$module" | awk '$1 == "insmod" {print $2}'
-done | awk '!seen[$0]++' | while read -r file; do cp "$file" "$root/modules/"; basename "$file"; done >"$work/order"
+done | awk '!seen[$0]++' | while read -r file; do
+    name=$(basename "${file%.xz}")
+    case $file in *.xz) xz -dc "$file" ;; *) cat "$file" ;; esac >"$root/modules/$name"
+    echo "$name"
+done >"$work/order"
 mv "$work/order" "$root/modules/order"
 (cd "$root" && find . | cpio -o -H newc --quiet | gzip -1) >"$work/initramfs.gz"
 
@@ -64,7 +94,7 @@ boot() {
     # Always TCG: /dev/kvm can be there and still not work. nokaslr and mitigations=off shorten the boot. Emulated, "rep
     # movsb" moves byte by byte: without erms and fsrm nobody takes it for fast. With the HPET each look at the clock
     # leaves the guest; tsc=reliable reads the host's. One processor needs no atomics and no kicks.
-    timeout "$limit" qemu-system-x86_64 -accel tcg -machine pc,hpet=off -cpu max,-erms,-fsrm,+invtsc -smp 1 -m 2048 \
+    timeout "$limit" qemu-system-x86_64 -accel tcg -machine pc,hpet=off -cpu max,-erms,-fsrm -smp 1 -m 2048 \
         -nodefaults -no-reboot -display none \
         -serial stdio -device isa-debug-exit,iobase=0xf4,iosize=0x01 \
         -kernel "$kernel/boot/vmlinuz-$release" -initrd "$work/initramfs.gz" \
