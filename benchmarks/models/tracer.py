@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,15 +12,16 @@ from mkcompile.ops import registry
 from mkcompile.runtime import wiring
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.platform import CudaPlatform
+from mkcompile.runtime.probe import Survey
 
 
 class SharedPlatform(CudaPlatform):
     """Ranks on one GPU, which the driver lets run by turns: refused outside of trials."""
 
-    def obstacle(self, exchange: Exchange, device: torch.device) -> str:
+    def survey(self, exchange: Exchange, device: torch.device) -> Survey:
         """Collective."""
-        found = super().obstacle(exchange, device)
-        return "" if "share a GPU" in found else found
+        found = super().survey(exchange, device)
+        return replace(found, obstacle="") if "share a GPU" in found.obstacle else found
 
 
 @dataclass(slots=True)

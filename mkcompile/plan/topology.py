@@ -57,7 +57,8 @@ class Topology:
     """Nodes of GPUs. A node is one NVLink domain: 8 GPUs of a server, or 72 of a rack.
 
     `p2p`: every GPU of a node can load from and store to every other. `multicast`: the switch reduces and broadcasts
-    (device, driver and environment all allow it). `versions` names what measurements depend on (driver, CUDA, torch).
+    (device, driver and environment all allow it). `transport`: what carries fused kernels' data between nodes; empty:
+    nothing does. `versions` names what measurements depend on (driver, CUDA, torch).
     Units: GB/s per GPU and direction, from the data sheet; microseconds.
     """
 
@@ -70,6 +71,7 @@ class Topology:
     multicast: bool = False
     nic_gbps: float = 0.0
     nic_latency_us: float = 6.0
+    transport: str = "rc"
     versions: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -156,7 +158,8 @@ class Topology:
             f"multicast {'yes' if self.multicast else 'no'}",
         ]
         if self.nic_gbps > 0:
-            lines.append(f"  network  {self.nic_gbps:g} GB/s a GPU, {self.gpus_per_node} rails")
+            carrier = f"by {self.transport}" if self.transport else "no fused kernels over it"
+            lines.append(f"  network  {self.nic_gbps:g} GB/s a GPU, {self.gpus_per_node} rails, {carrier}")
         lines += [f"  {name:8} {version}" for name, version in sorted(self.versions.items())]
         return "\n".join(lines)
 

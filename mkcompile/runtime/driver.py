@@ -14,6 +14,8 @@ _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREA
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _PEER_ACCESS_ALREADY_ENABLED = 704
 _HOST_PORTABLE_AND_MAPPED = 3
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
 
 class DriverError(MkcompileError, RuntimeError):
@@ -37,6 +39,12 @@ class LaunchConfig(ctypes.Structure):
         ("attributes", ctypes.POINTER(LaunchAttribute)),
         ("num_attributes", ctypes.c_uint),
     )
+
+
+class IpcHandle(ctypes.Structure):
+    """CUipcMemHandle."""
+
+    _fields_ = (("reserved", ctypes.c_char * 64),)
 
 
 @cache
@@ -135,8 +143,67 @@ def enable_peer_access(device_idx: int, peer_idx: int) -> None:
         check("cuCtxEnablePeerAccess", code)
 
 
+def allocate(num_bytes: int, zeroed_bytes: int, device_idx: int) -> int:
+    """Device memory, its first bytes zero. On a stream of its own: other work may wait for a peer that waits for us.
+
+    Raises: DriverError.
+    """
+    address, stream, lib = ctypes.c_uint64(), ctypes.c_void_p(), library()
+    with PrimaryContext(device_idx):
+        check("cuMemAlloc", lib.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(num_bytes)))
+        check("cuStreamCreate", lib.cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING))
+        zeroed = lib.cuMemsetD8Async(address, ctypes.c_ubyte(0), ctypes.c_size_t(zeroed_bytes), stream)
+        zeroed = zeroed or lib.cuStreamSynchronize(stream)
+        lib.cuStreamDestroy_v2(stream)
+    check("cuMemsetD8Async", zeroed)
+    return address.value
+
+
+def free(address: int, device_idx: int) -> None:
+    """What `allocate` returned; at the end of the process the driver may be gone, and with it the memory."""
+    with PrimaryContext(device_idx):
+        library().cuMemFree_v2(ctypes.c_uint64(address))
+
+
+def export_memory(address: int, device_idx: int) -> bytes:
+    """The handle by which other processes of this host map a block of `allocate`.
+
+    Raises: DriverError.
+    """
+    handle = IpcHandle()
+    with PrimaryContext(device_idx):
+        check("cuIpcGetMemHandle", library().cuIpcGetMemHandle(ctypes.byref(handle), ctypes.c_uint64(address)))
+    return bytes(handle)
+
+
+def import_memory(handle: bytes, device_idx: int) -> int:
+    """Where a block of another process is mapped now.
+
+    Raises: DriverError.
+    """
+    address = ctypes.c_uint64()
+    with PrimaryContext(device_idx):
+        code = library().cuIpcOpenMemHandle_v2(
+            ctypes.byref(address), IpcHandle.from_buffer_copy(handle), ctypes.c_uint(_LAZY_PEER_ACCESS)
+        )
+    check("cuIpcOpenMemHandle", code)
+    return address.value
+
+
+def forget_memory(address: int, device_idx: int) -> None:
+    """End a mapping of `import_memory`."""
+    with PrimaryContext(device_idx):
+        library().cuIpcCloseMemHandle(ctypes.c_uint64(address))
+
+
+def free_mapped(address: int, device_idx: int) -> None:
+    """What `allocate_mapped` returned, when no kernel and no thread uses it."""
+    with PrimaryContext(device_idx):
+        library().cuMemFreeHost(ctypes.c_void_p(address))
+
+
 def allocate_mapped(num_bytes: int, device_idx: int) -> int:
-    """Zeroed host memory that all devices see at the same address; never freed."""
+    """Zeroed host memory that all devices see at the same address."""
     pointer = ctypes.c_void_p()
     with PrimaryContext(device_idx):
         code = library().cuMemHostAlloc(ctypes.byref(pointer), ctypes.c_size_t(num_bytes), _HOST_PORTABLE_AND_MAPPED)

@@ -7,7 +7,7 @@ than a microsecond, so every operator call looks.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from mkcompile.errors import (
@@ -41,7 +41,8 @@ class HostMemory:
 
 @dataclass(slots=True, kw_only=True)
 class FaultSlot:
-    """Where the launches of one workspace report. `ranks`: the group's ranks as numbered in the whole job.
+    """Where the launches of one workspace report. `ranks`: the group's ranks as numbered in the whole job. Over several
+    nodes those of this one, `rails` the rail peer on each, and `network_failure` says what has ended the proxy.
 
     `failed` is set when a report is raised, and stays: the workspace is of no use any more.
     """
@@ -49,6 +50,8 @@ class FaultSlot:
     index: int
     address: int
     ranks: tuple[int, ...]
+    rails: tuple[int, ...] = ()
+    network_failure: Callable[[], MkcompileError | None] | None = None
     failed: bool = False
 
 
@@ -67,13 +70,13 @@ class FaultBoard:
         words = (ctypes.c_uint32 * (self.memory.size_bytes // 4)).from_address(self.memory.address)
         self._words = memoryview(words).cast("B").cast("I")
 
-    def claim(self, ranks: tuple[int, ...]) -> FaultSlot:
+    def claim(self, ranks: tuple[int, ...], rails: tuple[int, ...] = ()) -> FaultSlot:
         """An empty report for a new workspace. Raises: WorkspaceError when there are too many."""
         used = set(self._slots)
         index = next((i for i in range(self.memory.size_bytes // _SLOT_BYTES) if i not in used), None)
         if index is None:
             raise WorkspaceError(f"{len(used)} workspaces are in use by captured CUDA graphs; drop some of the graphs")
-        slot = FaultSlot(index=index, address=self.memory.address + index * _SLOT_BYTES, ranks=ranks)
+        slot = FaultSlot(index=index, address=self.memory.address + index * _SLOT_BYTES, ranks=ranks, rails=rails)
         self._slots[index] = slot
         self._watch()
         return slot
@@ -107,7 +110,11 @@ class FaultBoard:
         report = abi.FaultReport.from_buffer_copy(ctypes.string_at(slot.address, ctypes.sizeof(abi.FaultReport)))
         ctypes.memset(slot.address, 0, _SLOT_BYTES)
         slot.failed = True
-        return error_of(report, slot.ranks, self._described)
+        if report.code == abi.NETWORK_FAULT and slot.network_failure is not None:
+            failure = slot.network_failure()
+            if failure is not None:
+                return failure
+        return error_of(report, slot.ranks, self._described, slot.rails)
 
 
 def error_of(

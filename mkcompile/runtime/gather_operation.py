@@ -19,7 +19,6 @@ from mkcompile.runtime.gather_engine import EngineDevice, EnginePlaces, Prepared
 from mkcompile.runtime.gather_form import GatherForm, as_shard
 from mkcompile.runtime.gather_launch import (
     GatherLaunch,
-    GatherSchedule,
     GatherSize,
     PreparedGather,
     argument_words,
@@ -28,12 +27,13 @@ from mkcompile.runtime.gather_schedule import GatherChoice
 from mkcompile.runtime.host import contiguous_strides
 from mkcompile.runtime.identity import LaunchIdentity
 from mkcompile.runtime.kernel import LoadedKernel, PeerTable
+from mkcompile.runtime.network_gather import MoverDevice, PreparedNetworkGather, mover_grid, region_demand
 from mkcompile.runtime.operation import GROUP, Device, Group
 from mkcompile.runtime.reserve import GROUPS, Newest, newest_group
 from mkcompile.runtime.symmetric import SymmetricBuffer
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.trace.record import Recorder
-from mkcompile.runtime.workspace import Demand, Workspace, layout_for
+from mkcompile.runtime.workspace import Demand, Workspace
 
 _MAX_LAUNCHES = 256
 
@@ -98,6 +98,22 @@ class CopiedByEngine:
         self.sent.finish(stream)
 
 
+@dataclass(frozen=True, slots=True)
+class OverNetwork:
+    """A kernel that moves shards over nodes beside one that multiplies."""
+
+    kernels: PreparedNetworkGather
+
+    @property
+    def identity(self) -> LaunchIdentity:
+        """What the launch is."""
+        return self.kernels.identity
+
+    def run(self, tensors: GatherTensors | None, stream: int, captured: bool) -> None:
+        """Raises: DriverError."""
+        self.kernels.run(stream, captured)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByLibrary:
     """Transfers beside the library's products: of the own rows, then of each chunk that comes. Contiguous rows only.
@@ -154,13 +170,16 @@ class EngineSide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatherSite:
-    """All that the calls of one signature share on one workspace. No `kernel`: the library multiplies."""
+    """All that the calls of one signature share on one workspace. No `kernel`: the library multiplies. `mover`: over
+    several nodes.
+    """
 
     form: GatherForm
     choice: GatherChoice
     kernel: LoadedKernel | None
     peers: PeerTable
     engine: EngineSide | None = None
+    mover: MoverDevice | None = None
     trace: Recorder | None = None
 
     def prepare(self, tensors: GatherTensors, model: PreparedGather | None = None) -> Prepared:
@@ -168,6 +187,9 @@ class GatherSite:
         launch = self._launch(tensors)
         if self.kernel is None:
             return self._by_library(launch)
+        if self.mover is not None:
+            grid = mover_grid(self.peers.layout.world, self.form.returned)
+            return OverNetwork(PreparedNetworkGather(self.kernel, self.mover, launch, grid))
         kernel = PreparedGather(self.kernel, launch) if model is None else _moved(model, tensors)
         if self.engine is None:
             return Pushed(kernel)
@@ -227,6 +249,7 @@ class GatherOperation:
     process_group: Callable[[], ProcessGroup | None]
     plan_key: str
     newest_group: Newest
+    mover: MoverDevice | None = None
     workspace: Workspace | None = None
     area: SymmetricBuffer | None = None
     launches: dict[tuple[int, ...], Prepared] = field(default_factory=dict)
@@ -307,7 +330,7 @@ class GatherOperation:
             self.workspace = None  # what is prepared holds the old grid
 
     def _bind(self, capturing: bool) -> None:
-        workspace = self.group.workspace.require(_demand(self.choice.schedule, self.form.size), capturing)
+        workspace = self.group.workspace.require(_demand(self.choice, self.form.size, self.group), capturing)
         area = None
         if self.engine is not None:
             area = self.group.area.require(self.choice.schedule.arena_bytes(self.form.size), capturing)
@@ -327,7 +350,7 @@ class GatherOperation:
             side = EngineSide(device=self.engine, places=places, memory=area.keep[-1])
         return GatherSite(
             form=self.form, choice=self.choice, kernel=self.kernel, peers=peers, engine=side,
-            trace=self.device.recorder,
+            mover=self.mover, trace=self.device.recorder,
         )  # fmt: skip
 
     def _prepare(self, tensors: GatherTensors, addresses: tuple[int, ...]) -> Prepared:
@@ -353,19 +376,23 @@ def _addresses(
     return tuple(one.data_ptr() for one in present)
 
 
-def _demand(schedule: GatherSchedule, size: GatherSize) -> Demand:
+def _demand(choice: GatherChoice, size: GatherSize, group: Group) -> Demand:
     """What a launch wants of the workspace."""
+    schedule = choice.schedule
+    if choice.variant == "network":
+        tiles, region_bytes = region_demand(schedule, size, group.workspace.node_world)
+        return Demand(tiles=tiles, region_bytes=region_bytes)
     staged = 0 if schedule.by_engine else schedule.arena_bytes(size)
     return Demand(tiles=schedule.flags(size), region_bytes=staged)
 
 
-def room_missing(schedule: GatherSchedule, size: GatherSize, group: Group) -> str:
+def room_missing(choice: GatherChoice, size: GatherSize, group: Group) -> str:
     """Why the rows that come have no place under the cap, empty if they have: the same on every rank."""
-    workspaces, needed_bytes = group.workspace, schedule.arena_bytes(size)
+    workspaces, needed_bytes = group.workspace, choice.schedule.arena_bytes(size)
     room_bytes = group.area.cap_bytes
-    if not schedule.by_engine:
-        current = workspaces.current.layout if workspaces.current is not None else None
-        room_bytes = layout_for(size.world, _demand(schedule, size), workspaces.cap_bytes, current).region_bytes
+    if choice.variant in ("push", "remote_read", "network"):
+        demand = _demand(choice, size, group)
+        needed_bytes, room_bytes = max(needed_bytes, demand.region_bytes), workspaces.layout(demand).region_bytes
     if needed_bytes <= room_bytes:
         return ""
     return f"{needed_bytes} bytes of gathered rows, there is room for {room_bytes}; raise MKCOMPILE_ARENA_BYTES"

@@ -12,7 +12,7 @@ from mkcompile.runtime.gather_launch import GatherSchedule, GatherSize
 from mkcompile.runtime.kernel_config import GATHER_TILES, KernelConfig
 from mkcompile.runtime.tile_schedule import SM_FLOP_PER_US, TILE_START_US, LaunchSize
 
-Variant = Literal["push", "remote_read", "copy_engine", "library"]
+Variant = Literal["push", "remote_read", "copy_engine", "library", "network"]
 #: What all blocks together move to the peers, and what they read there, bytes a microsecond; and what products lose
 #: meanwhile. Source: docs/decisions/307-all-gather.md.
 _PUSH_BYTES_PER_US, _READ_BYTES_PER_US = 182e3, 326e3

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mkcompile.config import settings
-from mkcompile.errors import WorkspaceError
+from mkcompile.errors import TransportError, UnsupportedDeviceError, WorkspaceError
 from mkcompile.ops.all_gather_gemm import AllGatherGemm
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
@@ -39,8 +39,11 @@ from mkcompile.runtime.host import contiguous_strides
 from mkcompile.runtime.kernel import LoadedKernel
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.machine import own_basis
+from mkcompile.runtime.network_form import over_nodes
+from mkcompile.runtime.network_gather import MoverDevice
 from mkcompile.runtime.operation import GROUP, Device, Group, Operation
 from mkcompile.runtime.platform import CudaPlatform, Platform
+from mkcompile.runtime.probe import Survey
 from mkcompile.runtime.reserve import Reserve, newest_group, of_group
 from mkcompile.runtime.tactics import Planned, Tactic, Tactics
 from mkcompile.runtime.trace.record import RankTrace, Recorder
@@ -176,6 +179,7 @@ class Launcher(ShortcutLauncher):
         if group.obstacle:
             return _Unfused(group.workspace.exchange.group)
         max_grid = _max_grid(device, group, call)
+        form = replace(form, config=over_nodes(form.config, group.workspace.network))
         tactic = self._tactics(call, form, max_grid)
         if tactic is None:
             _LOG.info("%s of %s runs unfused: no gain is predicted", call.NAME, form.size)
@@ -199,7 +203,7 @@ class Launcher(ShortcutLauncher):
             form=replace(form, config=config),
             kernel=self._kernel(config, device),
             schedule=schedule,
-            demand=Demand.of(config, schedule, form.size),
+            demand=Demand.of(config, schedule, form.size, group.workspace.nodes),
             device=device,
             group=group,
             allocate=partial(device.host.empty, *result),
@@ -220,11 +224,12 @@ class Launcher(ShortcutLauncher):
         group = self._group(call.group, device.device)
         if group.obstacle:
             return _Unfused(group.workspace.exchange.group)
+        form = replace(form, config=over_nodes(form.config, group.workspace.network))
         choice = self._tactics.gather(call, form, _max_grid(device, group, call))
         if choice is None:
             _LOG.info("%s of %s runs unfused: no gain is predicted", call.NAME, form.size)
             return _Unfused(group.workspace.exchange.group)
-        shortage = room_missing(choice.schedule, form.size, group)
+        shortage = room_missing(choice, form.size, group)
         if shortage:
             _LOG.warning("%s of %s runs unfused: %s", call.NAME, form.size, shortage)
             return _Unfused(group.workspace.exchange.group)
@@ -233,7 +238,8 @@ class Launcher(ShortcutLauncher):
             form=form,
             choice=choice,
             kernel=None if choice.variant == "library" else self._kernel(config, device),
-            engine=self._engine(device) if choice.schedule.by_engine else None,
+            engine=self._engine(device) if choice.variant in ("copy_engine", "library") else None,
+            mover=self._mover(device) if choice.variant == "network" else None,
             device=device,
             group=group,
             process_group=group.workspace.exchange.group,
@@ -249,6 +255,15 @@ class Launcher(ShortcutLauncher):
                 )
             device.engine = self._platform.engine(device.device, self._platform.streams(device.device))
         return device.engine
+
+    def _mover(self, device: Device) -> MoverDevice:
+        if device.mover is None:
+            if self._platform.is_capturing():
+                raise WorkspaceError(
+                    f"a CUDA graph is being captured and the kernel that moves shards is not loaded; {WARM_UP_FIRST}"
+                )
+            device.mover = self._platform.mover(device.device, self._platform.streams(device.device))
+        return device.mover
 
     def _device(self, device: torch.device) -> Device:
         found = self._devices.get(device)
@@ -273,16 +288,11 @@ class Launcher(ShortcutLauncher):
             found = None
         if found is None:
             exchange = Exchange(process_group, f"launch/{device.type}", settings().timeout_s)
-            obstacle = self._platform.obstacle(exchange, device)
+            survey = self._platform.survey(exchange, device)
+            workspace = self._workspace(name, exchange, survey, device)
+            obstacle = survey.obstacle or self._connect(workspace)
             if obstacle:
                 _LOG.warning("operators of group %s run unfused: %s", name, obstacle)
-            workspace = GroupWorkspace(
-                exchange=exchange,
-                backing=self._platform.backing(device, name),
-                board=self._fault_board(device),
-                streams=self._device(device).streams,
-                cap_bytes=settings().arena_bytes,
-            )
             area = GatherArea(exchange=exchange, backing=workspace.backing, cap_bytes=workspace.cap_bytes)
             found = self._groups[name, device] = Group(
                 obstacle=obstacle,
@@ -294,6 +304,31 @@ class Launcher(ShortcutLauncher):
                 area=area,
             )
         return found
+
+    def _workspace(self, name: str, exchange: Exchange, survey: Survey, device: torch.device) -> GroupWorkspace:
+        network, backing = None, None
+        if survey.placement.num_nodes > 1 and not survey.obstacle:
+            network, backing = self._platform.network(exchange, device, survey)
+        return GroupWorkspace(
+            exchange=exchange,
+            backing=backing or self._platform.backing(device, name),
+            board=self._fault_board(device),
+            streams=self._device(device).streams,
+            cap_bytes=settings().arena_bytes,
+            network=network,
+        )
+
+    def _connect(self, workspace: GroupWorkspace) -> str:
+        """Collective, for a group that spans nodes: why the network can't be had; empty if it can. A capture finds out
+        at its first launch.
+        """
+        if workspace.network is None or self._platform.is_capturing():
+            return ""
+        try:
+            workspace.require(Demand(tiles=1, region_bytes=0), capturing=False)
+        except (TransportError, UnsupportedDeviceError, WorkspaceError) as error:
+            return str(error)
+        return ""
 
     def _forget(self, group: Group) -> None:
         """The process group has ended; another one has its name."""

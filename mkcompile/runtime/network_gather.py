@@ -14,13 +14,23 @@ from math import ceil
 from mkcompile.errors import OperatorInputError, WorkspaceError
 from mkcompile.runtime import driver, gather_abi, network_abi, nvrtc, tensor_map
 from mkcompile.runtime.chain import StreamOperations
-from mkcompile.runtime.gather_launch import ELEMENT_BYTES, GatherLaunch, GatherSize, fill_maps, fill_words
+from mkcompile.runtime.gather_abi import ENGINE_COPIES
+from mkcompile.runtime.gather_launch import (
+    ELEMENT_BYTES,
+    GatherLaunch,
+    GatherSchedule,
+    GatherSize,
+    fill_maps,
+    fill_words,
+)
+from mkcompile.runtime.gather_schedule import GatherChoice
 from mkcompile.runtime.identity import LaunchIdentity
 from mkcompile.runtime.kernel import OPTIONS, LoadedKernel, PeerTable
 from mkcompile.runtime.kernel_cache import compiled
-from mkcompile.runtime.kernel_config import BLOCK_K, NUM_THREADS, KernelConfig
+from mkcompile.runtime.kernel_config import BLOCK_K, GATHER_TILES, NUM_THREADS, KernelConfig
 
 _HIGHEST_PRIORITY, _NON_BLOCKING = -5, 1
+_RASTER_GROUP = 4
 _MOST_THREADS = 512
 #: Bytes of one network message: long enough that its cost is small, and short beside a shard.
 _CHUNK_BYTES = 1 << 20
@@ -103,6 +113,26 @@ def network_group_rows(size: GatherSize, config: KernelConfig) -> int:
     """Rows of one network message: about a megabyte, and no tile needs rows of many."""
     rows = max(1, _CHUNK_BYTES // (size.k * ELEMENT_BYTES))
     return min(config.block_m * ceil(rows / config.block_m) if rows > config.block_m else rows, size.shard_rows)
+
+
+def network_choice(config: KernelConfig, size: GatherSize, max_grid: int, returned: bool) -> GatherChoice | None:
+    """How a launch is carried out; None for shards that no kernel gathers over nodes. Movers have SMs of their own."""
+    if size.columns or (config.block_m, config.block_n) not in GATHER_TILES:
+        return None
+    blocks = mover_grid(2 if config.network == "hierarchical" else 1, returned).blocks
+    schedule = GatherSchedule(
+        grid=max(1, max_grid - blocks),
+        mover=ENGINE_COPIES,
+        group_rows=network_group_rows(size, config),
+        raster_group=_RASTER_GROUP,
+    )
+    return GatherChoice(variant="network", config=config, schedule=schedule, us=0.0)
+
+
+def region_demand(schedule: GatherSchedule, size: GatherSize, node_world: int) -> tuple[int, int]:
+    """Tiles for which a workspace must have flags, and bytes of a staging region."""
+    messages = ceil(size.shard_rows / schedule.group_rows) * node_world
+    return 4 * messages, size.world * size.shard_bytes
 
 
 def _check(config: KernelConfig, launch: GatherLaunch, mover: MoverGrid) -> None:

@@ -82,6 +82,16 @@ def network_slots(
     )
 
 
+def wanted_region_bytes(config: KernelConfig, tiles_per_owner: int, shape: tuple[int, int], chunk_bytes: int) -> int:
+    """Of each staging region, so that `network_slots` needs no rings. `shape`: nodes, and ranks on each."""
+    nodes, world = shape
+    areas = (world - 1) * (2 if config.broadcast == "staged" else 1)
+    boxes = 2 * (nodes - 1) + (nodes if config.broadcast == "staged" else 0)
+    chunk_tiles = max(1, chunk_bytes // config.tile_bytes)
+    slots = -(-tiles_per_owner // chunk_tiles) * chunk_tiles
+    return (areas * tiles_per_owner * nodes + boxes * slots) * config.tile_bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkShape:
     """Where a rank lies: number `local` of `world` on node `node` of `nodes`. Ranks of a group are numbered by node."""

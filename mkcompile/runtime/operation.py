@@ -21,6 +21,7 @@ from mkcompile.runtime.gather_engine import EngineDevice
 from mkcompile.runtime.host import Host
 from mkcompile.runtime.kernel import LaunchArguments, LoadedKernel, PreparedLaunch
 from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.network_gather import MoverDevice
 from mkcompile.runtime.reserve import GROUPS, Newest, Reserve, newest_group
 from mkcompile.runtime.results import Result
 from mkcompile.runtime.tensor_map import Matrix
@@ -48,6 +49,7 @@ class Device:
     host: Host
     recorder: Recorder | None = None
     engine: EngineDevice | None = None
+    mover: MoverDevice | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     kernels: dict[KernelConfig, LoadedKernel] = field(default_factory=dict)
 

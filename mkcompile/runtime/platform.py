@@ -17,6 +17,11 @@ from mkcompile.runtime.gather_engine import EngineDevice
 from mkcompile.runtime.host import Host
 from mkcompile.runtime.kernel import LoadedKernel, compile_kernel, load_kernel
 from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.network_gather import MoverDevice
+from mkcompile.runtime.network_link import CudaLinks, GroupNetwork
+from mkcompile.runtime.node import EMULATED
+from mkcompile.runtime.node_memory import NodeBacking
+from mkcompile.runtime.probe import Survey
 from mkcompile.runtime.streams import DriverStreams
 from mkcompile.runtime.symmetric import Backing, TorchBacking
 
@@ -32,11 +37,15 @@ class Platform(Protocol):
     def streams(self, device: torch.device) -> StreamOperations: ...
     def host(self, device: torch.device) -> Host: ...
     def is_capturing(self) -> bool: ...
-    def obstacle(self, exchange: Exchange, device: torch.device) -> str:
-        """Collective: why the ranks can't launch together; empty if they can."""
+    def survey(self, exchange: Exchange, device: torch.device) -> Survey:
+        """Collective: whether the ranks can launch together, and how they lie."""
         ...
 
     def backing(self, device: torch.device, group: str) -> Backing: ...
+    def network(self, exchange: Exchange, device: torch.device, survey: Survey) -> tuple[GroupNetwork, Backing]:
+        """How the workspaces of a group that spans nodes are joined, and where their memory comes from."""
+        ...
+
     def fault_memory(self, device: torch.device) -> HostMemory: ...
     def compile(self, configs: Sequence[KernelConfig]) -> None:
         """Machine code for all of them, side by side: `load` finds it."""
@@ -44,6 +53,7 @@ class Platform(Protocol):
 
     def load(self, config: KernelConfig, device: torch.device) -> LoadedKernel: ...
     def engine(self, device: torch.device, streams: StreamOperations) -> EngineDevice: ...
+    def mover(self, device: torch.device, streams: StreamOperations) -> MoverDevice: ...
 
 
 class CudaPlatform:
@@ -73,13 +83,22 @@ class CudaPlatform:
         """Is the current stream part of a capture?"""
         return torch.cuda.is_current_stream_capturing()
 
-    def obstacle(self, exchange: Exchange, device: torch.device) -> str:
+    def survey(self, exchange: Exchange, device: torch.device) -> Survey:
         """Collective. Raises: PeerTimeoutError."""
         return probe.compare_facts(exchange, device)
 
     def backing(self, device: torch.device, group: str) -> Backing:
         """Torch's symmetric memory."""
         return TorchBacking(device, group)
+
+    def network(self, exchange: Exchange, device: torch.device, survey: Survey) -> tuple[GroupNetwork, Backing]:
+        """Proxies, and memory of our own, which NICs can register."""
+        assert device.index is not None
+        placement, links = survey.placement, survey.network
+        opener = CudaLinks(device_idx=device.index, transport=links, placement=placement)
+        network = GroupNetwork(placement=placement, open=opener)
+        reached = tuple(range(exchange.world_size)) if links == EMULATED else network.members(exchange.rank)
+        return network, NodeBacking(device=device, exchange=exchange, reached=reached)
 
     def fault_memory(self, device: torch.device) -> HostMemory:
         """Raises: DriverError."""
@@ -101,3 +120,8 @@ class CudaPlatform:
         """What the copy engine's transfers need. Raises: CompileError, DriverError."""
         assert device.index is not None
         return EngineDevice.on(device.index, streams)
+
+    def mover(self, device: torch.device, streams: StreamOperations) -> MoverDevice:
+        """What moves shards over nodes. Raises: CompileError, DriverError."""
+        assert device.index is not None
+        return MoverDevice.on(device.index, streams)

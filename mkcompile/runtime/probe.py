@@ -19,10 +19,13 @@ import torch.distributed as dist
 from mkcompile.config import settings
 from mkcompile.errors import UnsupportedDeviceError
 from mkcompile.plan.disk import load_topology, save_topology
+from mkcompile.plan.placement import Placement
 from mkcompile.plan.topology import GB200, H200, Gpu, Topology, preset
 from mkcompile.runtime import driver, nvrtc, sources
-from mkcompile.runtime.abi import MAX_WORLD
+from mkcompile.runtime.abi import MAX_NODES, MAX_WORLD
 from mkcompile.runtime.exchange import Exchange
+from mkcompile.runtime.network_choice import transport_of_kernels
+from mkcompile.runtime.node import node_name
 
 _LOG = logging.getLogger(__name__)
 # One NVLink of the fourth generation, a direction; 18 of them join two H200. PCIe: of the fifth, 16 lanes, about.
@@ -33,7 +36,8 @@ _NVLINK_GBPS, _DEFAULT_GBPS, _PCIE_GBPS = 25.0, 450.0, 50.0
 class DeviceFacts:
     """One rank's device. `reachable`: the devices whose memory it can map, itself included, by uuid.
 
-    `obstacle`: why this rank can't run fused kernels; empty if it can. Units: `arena_bytes` bytes.
+    `obstacle`: why this rank can't run fused kernels; empty if it can. `network`: what carries their data to other
+    nodes; empty: nothing. Units: `arena_bytes` bytes.
     """
 
     host: str
@@ -45,6 +49,8 @@ class DeviceFacts:
     obstacle: str
     arena_bytes: int
     sm_reserve: int
+    node: str = ""
+    network: str = ""
 
     def to_json(self) -> str:
         """One line; `from_json` reads it."""
@@ -78,6 +84,8 @@ def device_facts(device: torch.device) -> DeviceFacts:
         obstacle=_obstacle((properties.major, properties.minor)),
         arena_bytes=settings().arena_bytes,
         sm_reserve=settings().sm_reserve,
+        node=node_name(),
+        network=transport_of_kernels(dist.is_initialized() and dist.get_world_size() > len(seen)),
     )
 
 
@@ -99,7 +107,9 @@ def obstacle_of_group(facts: Sequence[DeviceFacts], ranks: Sequence[int]) -> str
     own = [f"rank {rank}: {one.obstacle}" for rank, one in zip(ranks, facts, strict=True) if one.obstacle]
     if own:
         return "; ".join(own)
-    for name in ("host", "name", "num_sms", "arena_bytes", "sm_reserve"):
+    placement = Placement.of([one.node for one in facts])
+    across = placement.num_nodes > 1
+    for name in (*(("network",) if across else ("host",)), "name", "num_sms", "arena_bytes", "sm_reserve"):
         values = {getattr(one, name) for one in facts}
         if len(values) > 1:
             each = ", ".join(f"rank {rank} {getattr(one, name)}" for rank, one in zip(ranks, facts, strict=True))
@@ -108,7 +118,22 @@ def obstacle_of_group(facts: Sequence[DeviceFacts], ranks: Sequence[int]) -> str
     if shared:
         users = [str(rank) for rank, one in zip(ranks, facts, strict=True) if one.uuid in shared]
         return f"ranks {', '.join(users)} share a GPU; give each rank its own"
-    return _unreachable_pairs(facts, ranks)
+    return (_obstacle_across(placement, facts[0].network) if across else "") or _unreachable_pairs(facts, ranks)
+
+
+def _obstacle_across(placement: Placement, network: str) -> str:
+    """Why kernels can't join ranks on several nodes."""
+    if not placement.is_even:
+        return f"its nodes have different numbers of ranks ({placement})"
+    if not placement.is_node_major:
+        return f"the ranks of a node must follow each other; the nodes of its ranks are {placement.nodes}"
+    if placement.num_nodes > MAX_NODES:
+        return f"{placement.num_nodes} nodes; fused kernels reach at most {MAX_NODES}"
+    if not network:
+        return (
+            f"it spans {placement.num_nodes} nodes, and no RDMA network was found; MKCOMPILE_NETWORK=tcp uses sockets"
+        )
+    return ""
 
 
 def _unreachable_pairs(facts: Sequence[DeviceFacts], ranks: Sequence[int]) -> str:
@@ -116,7 +141,7 @@ def _unreachable_pairs(facts: Sequence[DeviceFacts], ranks: Sequence[int]) -> st
         f"{rank}->{peer}"
         for rank, one in zip(ranks, facts, strict=True)
         for peer, other in zip(ranks, facts, strict=True)
-        if other.uuid not in one.reachable
+        if other.node == one.node and other.uuid not in one.reachable
     ]
     if not pairs:
         return ""
@@ -126,16 +151,32 @@ def _unreachable_pairs(facts: Sequence[DeviceFacts], ranks: Sequence[int]) -> st
     )
 
 
-def compare_facts(exchange: Exchange, device: torch.device) -> str:
-    """Collective: the ranks' facts, and why they can't run a fused kernel together; empty if they can.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What the ranks of a group have found out together: why they can't run a fused kernel (empty if they can), on
+    which nodes they are, and what carries data between those.
+    """
+
+    obstacle: str
+    placement: Placement
+    network: str = ""
+
+
+def compare_facts(exchange: Exchange, device: torch.device) -> Survey:
+    """Collective: the ranks' facts, and what follows from them.
 
     Raises: PeerTimeoutError for ranks that do not come.
     """
     group = exchange.group()
     if group is not None and dist.get_backend(group) == "fake":
-        return "the group is a fake one: its other ranks do not exist"
-    said = exchange.gather("devices", device_facts(device).to_json())
-    return obstacle_of_group([DeviceFacts.from_json(text) for text in said], exchange.ranks)
+        alone = Placement(nodes=(0,) * exchange.world_size)
+        return Survey(obstacle="the group is a fake one: its other ranks do not exist", placement=alone)
+    facts = [DeviceFacts.from_json(text) for text in exchange.gather("devices", device_facts(device).to_json())]
+    return Survey(
+        obstacle=obstacle_of_group(facts, exchange.ranks),
+        placement=Placement.of([one.node for one in facts]),
+        network=facts[0].network,
+    )
 
 
 def local_topology() -> Topology:

@@ -6,7 +6,7 @@ the store that they have come, and that they could allocate; only then do they e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -97,8 +97,11 @@ class TorchBacking:
         )
 
 
-def make_buffer(exchange: Exchange, backing: Backing, step: str, size_bytes: int, zeroed_bytes: int) -> SymmetricBuffer:
-    """A new block on every rank; collective. Either all ranks return one or all raise.
+def make_buffer(
+    exchange: Exchange, backing: Backing, step: str, size_bytes: int, zeroed_bytes: int, reached: Sequence[int] = ()
+) -> SymmetricBuffer:
+    """A new block on every rank; collective. Either all ranks return one or all raise. `reached`: the ranks whose
+    memory this one has to see; all by default.
 
     Raises: PeerTimeoutError for ranks that do not come; WorkspaceError where one can't allocate;
     UnsupportedDeviceError where one can't map another's memory.
@@ -113,7 +116,7 @@ def make_buffer(exchange: Exchange, backing: Backing, step: str, size_bytes: int
     buffer = None
     try:
         buffer = backing.connect(memory)
-        failure = _unmapped(exchange, buffer)
+        failure = _unmapped(exchange, buffer, reached or range(exchange.world_size))
     except UnsupportedDeviceError as error:
         failure = str(error)
     _all_succeeded(exchange, UnsupportedDeviceError, exchange.gather(f"{step}: connected", failure))
@@ -129,11 +132,11 @@ def _all_succeeded(
         raise error("symmetric memory: " + "; ".join(failed))
 
 
-def _unmapped(exchange: Exchange, buffer: SymmetricBuffer) -> str:
-    """Which ranks' memory this rank does not see; empty if it sees all."""
+def _unmapped(exchange: Exchange, buffer: SymmetricBuffer, reached: Sequence[int]) -> str:
+    """Which ranks' memory this rank does not see; empty if it sees all that it has to."""
     if len(buffer.addresses) != exchange.world_size:
         return f"{len(buffer.addresses)} mappings for {exchange.world_size} ranks"
-    missing = [str(exchange.ranks[rank]) for rank, address in enumerate(buffer.addresses) if not address]
+    missing = [str(exchange.ranks[rank]) for rank in reached if not buffer.addresses[rank]]
     return f"no mapping of the memory of rank {', '.join(missing)}" if missing else ""
 
 

@@ -18,6 +18,7 @@ from mkcompile.runtime.form import Form
 from mkcompile.runtime.gather_form import GatherForm
 from mkcompile.runtime.gather_schedule import GatherChoice, engine_choice, library_choice, push_choice, read_choice
 from mkcompile.runtime.kernel_config import GATHER_TILES, TILES, KernelConfig
+from mkcompile.runtime.network_gather import network_choice
 from mkcompile.runtime.published import Basis, Published
 from mkcompile.runtime.stream_schedule import StreamForm, stream_tactic
 from mkcompile.runtime.tile_schedule import TileSchedule
@@ -127,6 +128,8 @@ def from_plan(form: Form, plan: Plan, max_grid: int) -> Tactic | None:
 def gather_from_plan(form: GatherForm, plan: Plan, max_grid: int) -> GatherChoice | None:
     """The same for an all-gather; its order and what is sent together follow the size."""
     tile = (plan.tile.rows, plan.tile.columns)
+    if form.config.network != "none":
+        return network_choice(form.config.with_tile(*tile), form.size, max_grid, form.returned) if plan.fused else None
     if plan.variant == "library":
         chunks = max(1, round(form.size.shard_bytes / plan.chunk_bytes)) if plan.chunk_bytes else 1
         return library_choice(form.config, form.size, chunks)

@@ -7,6 +7,7 @@ of the calls. So all ranks come to the handshake of a new workspace at the same 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mkcompile.errors import WorkspaceError
@@ -15,6 +16,8 @@ from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.faults import FaultBoard, FaultSlot
 from mkcompile.runtime.kernel import PeerTable
 from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.network_layout import wanted_region_bytes
+from mkcompile.runtime.network_link import GroupNetwork, NetworkLink
 from mkcompile.runtime.results import Results
 from mkcompile.runtime.symmetric import Backing, SymmetricBuffer, make_buffer
 from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule
@@ -42,11 +45,17 @@ class Demand:
     mailbox_bytes: int = 0
 
     @staticmethod
-    def of(config: KernelConfig, schedule: TileSchedule, size: LaunchSize) -> Demand:
-        """The ring of slots that never makes a sender wait for a receiver that keeps up; or mailboxes for all tiles."""
+    def of(config: KernelConfig, schedule: TileSchedule, size: LaunchSize, nodes: int = 1) -> Demand:
+        """The ring of slots that never makes a sender wait for a receiver that keeps up; or mailboxes for all tiles;
+        over several nodes slots for all tiles.
+        """
         if config.streams:
             return Demand(tiles=1, region_bytes=0, mailbox_bytes=size.tiles(config) * config.tile_bytes)
         tiles = size.tiles_per_owner(config)
+        if nodes > 1:
+            shape = nodes, size.world // nodes
+            region_bytes = wanted_region_bytes(config, tiles, shape, schedule.chunk_bytes)
+            return Demand(tiles=tiles * nodes, region_bytes=region_bytes)
         slots = min(tiles, schedule.lag + _WAVES_IN_FLIGHT * schedule.grid)
         areas = (size.world - 1) * (2 if config.broadcast == "staged" else 1)
         return Demand(tiles=tiles, region_bytes=areas * slots * config.tile_bytes)
@@ -60,8 +69,10 @@ class Demand:
         )
 
 
-def layout_for(world: int, demand: Demand, cap_bytes: int, current: WorkspaceLayout | None) -> WorkspaceLayout:
-    """The current layout where it serves, else one that doubles until it does, up to the cap.
+def layout_for(
+    world: int, demand: Demand, cap_bytes: int, current: WorkspaceLayout | None, nodes: int = 1
+) -> WorkspaceLayout:
+    """The current layout where it serves, else one that doubles until it does, up to the cap. `world`: ranks of a node.
 
     A demand beyond the cap gets the cap: a launch then has fewer slots, or raises where that is too few.
     """
@@ -71,7 +82,7 @@ def layout_for(world: int, demand: Demand, cap_bytes: int, current: WorkspaceLay
             return current
     max_tiles = max(_SMALLEST_TILES, _power_of_two(demand.tiles), current.max_tiles if current else 0)
     region_bytes = max(demand.region_bytes, current.region_bytes if current else 0)
-    flags_bytes = WorkspaceLayout(world=world, total_bytes=1 << 62, max_tiles=max_tiles).mailbox_offset
+    flags_bytes = WorkspaceLayout(world=world, total_bytes=1 << 62, max_tiles=max_tiles, nodes=nodes).mailbox_offset
     mailboxes_bytes = 2 * (world - 1) * max(demand.mailbox_bytes, current.mailbox_bytes if current else 0)
     regions_bytes = flags_bytes + MAILBOX_BYTES + 2 * (region_bytes + _ROUNDING_BYTES)
     wanted_bytes = _power_of_two(max(regions_bytes, MAILBOX_SHARE * mailboxes_bytes))
@@ -80,7 +91,7 @@ def layout_for(world: int, demand: Demand, cap_bytes: int, current: WorkspaceLay
         raise WorkspaceError(
             f"a workspace of {cap_bytes} bytes is too small: its flags take {flags_bytes}; raise MKCOMPILE_ARENA_BYTES"
         )
-    return WorkspaceLayout(world=world, total_bytes=total_bytes, max_tiles=max_tiles)
+    return WorkspaceLayout(world=world, total_bytes=total_bytes, max_tiles=max_tiles, nodes=nodes)
 
 
 def _power_of_two(number: int) -> int:
@@ -89,7 +100,8 @@ def _power_of_two(number: int) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class Workspace:
-    """One workspace of all ranks, its fault report, and the results that peers store into while it is in use.
+    """One workspace of all ranks, its fault report, and the results that peers store into while it is in use. `link`:
+    to the other nodes, where there are several.
 
     `captured`: a CUDA graph may use it, so it is never freed.
     """
@@ -98,12 +110,14 @@ class Workspace:
     buffer: SymmetricBuffer
     slot: FaultSlot
     results: Results
+    link: NetworkLink | None = None
     captured: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class GroupWorkspace:
-    """The workspaces of one group. Units: `cap_bytes` bytes of the one in use, results included.
+    """The workspaces of one group. `network`: where it spans nodes. Units: `cap_bytes` bytes of the one in use, results
+    included.
 
     Results of earlier ones stay until the last tensor there has gone.
     """
@@ -113,6 +127,7 @@ class GroupWorkspace:
     board: FaultBoard
     streams: StreamOperations
     cap_bytes: int
+    network: GroupNetwork | None = None
     current: Workspace | None = None
     _kept: list[Workspace] = field(default_factory=list)
     _leaving: list[Results] = field(default_factory=list)
@@ -131,9 +146,7 @@ class GroupWorkspace:
         PeerTimeoutError for ranks that do not come; UnsupportedDeviceError.
         """
         current = self.current
-        layout = layout_for(
-            self.exchange.world_size, demand, self.cap_bytes, current.layout if current is not None else None
-        )
+        layout = self.layout(demand)
         if current is None or current.slot.failed or layout is not current.layout:
             if capturing:
                 raise WorkspaceError(
@@ -143,6 +156,21 @@ class GroupWorkspace:
         current.captured = current.captured or capturing
         return current
 
+    def layout(self, demand: Demand) -> WorkspaceLayout:
+        """What `require` would take."""
+        current = self.current.layout if self.current is not None else None
+        return layout_for(self.node_world, demand, self.cap_bytes, current, self.nodes)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the group."""
+        return self.network.placement.num_nodes if self.network is not None else 1
+
+    @property
+    def node_world(self) -> int:
+        """Ranks of a node."""
+        return self.exchange.world_size // self.nodes
+
     def close(self) -> None:
         """The group is gone: give everything back but what captured graphs may use."""
         old, self.current = self.current, None
@@ -150,26 +178,50 @@ class GroupWorkspace:
             self._retire(old)
 
     def peers(self, workspace: Workspace) -> PeerTable:
-        """The ranks as a launch sees them."""
+        """The ranks as a launch sees them: those of this node."""
+        members, link = self._members(), workspace.link
         return PeerTable(
-            rank=self.exchange.rank,
-            workspaces=workspace.buffer.addresses,
+            rank=members.index(self.exchange.rank),
+            workspaces=tuple(workspace.buffer.addresses[rank] for rank in members),
             layout=workspace.layout,
             fault_address=workspace.slot.address,
             timeout_s=self.exchange.timeout_s,
             multicast=workspace.buffer.multicast,
-            group=self.exchange.ranks,
+            group=self._numbers(members),
+            network=None if link is None else link.table,
         )
+
+    def _members(self) -> tuple[int, ...]:
+        """The group's ranks on this node."""
+        if self.network is None:
+            return tuple(range(self.exchange.world_size))
+        return self.network.members(self.exchange.rank)
+
+    def _numbers(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """As the whole job numbers them."""
+        return tuple(self.exchange.ranks[rank] for rank in ranks)
+
+    def _rails(self) -> tuple[int, ...]:
+        """The rail peer on each node, this rank included."""
+        if self.network is None:
+            return ()
+        shape = self.network.shape(self.exchange.rank)
+        return self._numbers(shape.rail_peer(node) for node in range(shape.nodes))
 
     def _replace(self, layout: WorkspaceLayout) -> Workspace:
         step = f"workspace of {layout.total_bytes >> 20} MiB"
-        buffer = make_buffer(self.exchange, self.backing, step, layout.total_bytes, layout.region_offset)
+        members = self._members()
+        buffer = make_buffer(self.exchange, self.backing, step, layout.total_bytes, layout.region_offset, members)
+        link = None if self.network is None else self.network.open(self.exchange, buffer, layout)
+        slot = self.board.claim(self._numbers(members), self._rails())
+        slot.network_failure = None if link is None else link.failure
         old = self.current
         self.current = Workspace(
             layout=layout,
             buffer=buffer,
-            slot=self.board.claim(self.exchange.ranks),
+            slot=slot,
             results=Results(self.exchange, self.backing, self.streams, self.cap_bytes - layout.total_bytes),
+            link=link,
         )
         if old is not None:
             self._retire(old)
@@ -182,5 +234,7 @@ class GroupWorkspace:
             return
         # The ranks have come to the same call or the group has ended: what the device still does can end by itself.
         self.backing.settle()
+        if old.link is not None:
+            old.link.close()
         self.board.release(old.slot)
         self._leaving = [one for one in (*self._leaving, old.results) if not one.is_idle()]

@@ -9,7 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.launcher import Launcher
 from mkcompile.runtime.operation import Operation
 from mkcompile.runtime.platform import CudaPlatform
+from mkcompile.runtime.probe import Survey
 from mkcompile.runtime.workspace import Workspace
 from tests.gpu.truth import assert_close
 
@@ -43,10 +44,10 @@ _FUSED = (*KERNELS, "all_gather_gemm")
 class SharedPlatform(CudaPlatform):
     """Ranks on one GPU, which the driver lets run by turns: refused outside of tests."""
 
-    def obstacle(self, exchange: Exchange, device: torch.device) -> str:
+    def survey(self, exchange: Exchange, device: torch.device) -> Survey:
         """Collective."""
-        found = super().obstacle(exchange, device)
-        return "" if "share a GPU" in found else found
+        found = super().survey(exchange, device)
+        return replace(found, obstacle="") if "share a GPU" in found.obstacle else found
 
 
 class CountingLauncher(Launcher):

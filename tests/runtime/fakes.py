@@ -13,7 +13,8 @@ import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
 
 from mkcompile.config import settings
-from mkcompile.errors import UnsupportedDeviceError, WorkspaceError
+from mkcompile.errors import TransportError, UnsupportedDeviceError, WorkspaceError
+from mkcompile.plan.placement import Placement
 from mkcompile.runtime import abi
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.faults import HostMemory
@@ -21,7 +22,12 @@ from mkcompile.runtime.gather_engine import EngineDevice
 from mkcompile.runtime.host import Host
 from mkcompile.runtime.kernel import LoadedKernel
 from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.network_gather import MoverDevice
+from mkcompile.runtime.network_layout import NetworkShape, NetworkTable
+from mkcompile.runtime.network_link import GroupNetwork, NetworkLink
+from mkcompile.runtime.probe import Survey
 from mkcompile.runtime.symmetric import SymmetricBuffer
+from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
 
 @dataclass
@@ -123,6 +129,10 @@ class FakePlatform:
         self.fake_streams = FakeStreams()
         self.stream = 7
         self.group_obstacle = ""
+        self.nodes: tuple[int, ...] = ()
+        self.link_failure: TransportError | None = None
+        self.proxy_failure: TransportError | None = None
+        self.closed_links: list[int] = []
         self.loaded: list[KernelConfig] = []
         self.compiled_together: list[tuple[str, ...]] = []
         self._num_sms = num_sms
@@ -145,9 +155,26 @@ class FakePlatform:
     def is_capturing(self) -> bool:
         return self.fake_streams.capturing != 0
 
-    def obstacle(self, exchange: Exchange, device: torch.device) -> str:
+    def survey(self, exchange: Exchange, device: torch.device) -> Survey:
         exchange.gather("devices", "")
-        return self.group_obstacle
+        placement = Placement(nodes=self.nodes or (0,) * exchange.world_size)
+        return Survey(obstacle=self.group_obstacle, placement=placement, network="emulated")
+
+    def network(self, exchange: Exchange, device: torch.device, survey: Survey) -> tuple[GroupNetwork, FakeBacking]:
+        return GroupNetwork(placement=survey.placement, open=self.open_link), self.backing_of_group
+
+    def open_link(self, exchange: Exchange, buffer: SymmetricBuffer, layout: WorkspaceLayout) -> NetworkLink:
+        """Of rank 0, to nobody."""
+        if self.link_failure is not None:
+            raise self.link_failure
+        shape = NetworkShape(node=0, nodes=layout.nodes, local=0, world=layout.world)
+        table = NetworkTable(shape=shape, ring_control=1 << 30, ring_slots=1 << 31, capacity=1024)
+
+        def check() -> None:
+            if self.proxy_failure is not None:
+                raise self.proxy_failure
+
+        return NetworkLink(table=table, check=check, close=lambda: self.closed_links.append(layout.total_bytes))
 
     def backing(self, device: torch.device, group: str) -> FakeBacking:
         return self.backing_of_group
@@ -166,6 +193,9 @@ class FakePlatform:
     def engine(self, device: torch.device, streams: Any) -> EngineDevice:
         one = ctypes.c_void_p(1)
         return EngineDevice(gate=one, open=one, arrivals=one, stream=99, streams=streams, begun=1, ended=2)
+
+    def mover(self, device: torch.device, streams: Any) -> MoverDevice:
+        return MoverDevice(function=ctypes.c_void_p(1), stream=98, streams=streams, begun=3, ended=4)
 
     def report(self, slot: int, **words: int) -> None:
         """As a kernel would: the code is written last."""

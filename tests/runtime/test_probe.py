@@ -73,6 +73,35 @@ def test_ranks_that_differ_run_unfused_and_are_named(change: dict[str, object], 
     assert expected in obstacle_of_group([facts(0), facts(1, **change)], RANKS[:2])
 
 
+@pytest.mark.parametrize(
+    ("nodes", "network", "expected"),
+    [
+        ("xy", "rc", ""),
+        ("xy", "", "no RDMA network was found; MKCOMPILE_NETWORK=tcp uses sockets"),
+        ("xxy", "rc", "different numbers of ranks"),
+    ],
+    ids=["joined", "no_network", "uneven"],
+)
+def test_ranks_on_several_nodes_need_a_network_and_not_each_others_memory(
+    nodes: str, network: str, expected: str
+) -> None:
+    alike = {"network": network, "reachable": UUIDS if "xx" in nodes else ()}
+    ranks = [facts(i, node=node, host=node, **alike) for i, node in enumerate(nodes)]
+    ranks = [replace(one, reachable=(*one.reachable, one.uuid)) for one in ranks]
+    text = obstacle_of_group(ranks, RANKS[: len(nodes)])
+    assert expected in text and bool(text) == bool(expected)
+
+
+def test_ranks_of_a_node_must_follow_each_other() -> None:
+    ranks = [facts(i % 3, uuid=str(i), reachable=tuple("0123"), node="xyxy"[i], network="rc") for i in range(4)]
+    assert "must follow each other" in obstacle_of_group(ranks, range(4))
+
+
+def test_transports_that_differ_are_named() -> None:
+    ranks = [facts(i, node=str(i), network=("rc", "tcp")[i]) for i in range(2)]
+    assert "differ in network: rank 4 rc, rank 5 tcp" in obstacle_of_group(ranks, RANKS[:2])
+
+
 def test_a_group_larger_than_the_peer_table_runs_unfused() -> None:
     assert "at most 16" in obstacle_of_group([facts(0)] * 17, range(17))
 
@@ -88,7 +117,7 @@ def test_a_fake_group_is_not_waited_for() -> None:
     with lone_group():
         group = dist.group.WORLD
         assert group is not None
-        assert "fake" in compare_facts(Exchange(group, "test"), torch.device("cpu"))
+        assert "fake" in compare_facts(Exchange(group, "test"), torch.device("cpu")).obstacle
 
 
 def test_the_driver_is_read_from_the_kernel_modules_own_words(tmp_path: Path) -> None:

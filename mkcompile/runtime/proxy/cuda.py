@@ -14,7 +14,7 @@ from mkcompile.runtime.proxy.settings import Hooks
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class CudaEngine:
-    """Two streams of a device: one copies, one writes flags. For one proxy at a time, which it must outlive."""
+    """Streams of a device: some copy, some write flags. For one proxy at a time, which it must outlive."""
 
     handle: int
     hooks: abi.CudaHooks
@@ -34,8 +34,12 @@ def open_engine(device_idx: int) -> CudaEngine:
     return engine
 
 
-def cuda_hooks(engine: CudaEngine, peer_bases: tuple[int, ...] = ()) -> Hooks:
-    """The engine as a proxy takes it. `peer_bases`: every rank's region as mapped here, for `emulated`."""
+def cuda_hooks(
+    engine: CudaEngine, peer_bases: tuple[int, ...] = (), bounce_base: int = 0, bounce_bytes: int = 0
+) -> Hooks:
+    """The engine as a proxy takes it. `peer_bases`: every rank's region as mapped here, for `emulated`. `bounce_base`:
+    pinned memory, for networks that can't reach the device's.
+    """
     bases = (ctypes.c_uint64 * len(peer_bases))(*peer_bases)
     return Hooks(
         copy_context=engine.hooks.context,
@@ -44,6 +48,8 @@ def cuda_hooks(engine: CudaEngine, peer_bases: tuple[int, ...] = ()) -> Hooks:
         flag_context=engine.hooks.context,
         flag_write=engine.hooks.flag_write,
         flag_commit=engine.hooks.flag_commit,
+        bounce_base=bounce_base,
+        bounce_bytes=bounce_bytes,
         peer_bases=ctypes.addressof(bases) if peer_bases else 0,
         keep=(engine, bases),
     )

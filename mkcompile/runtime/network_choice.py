@@ -1,0 +1,51 @@
+"""Which network carries the data of fused kernels between nodes, as this rank sees it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from mkcompile.config import settings
+from mkcompile.errors import OptionError, ProxyUnavailableError
+from mkcompile.runtime.proxy.settings import Link, ProxyConfig, Transport
+from mkcompile.runtime.proxy.trial import try_transport
+
+#: What a single thread moves through sockets and pinned memory; an assumption, nothing was measured between machines.
+TCP_GBPS = 3.0
+#: Chosen by themselves, best first: sockets only where they are named, since NCCL may have something better.
+_CHOSEN: tuple[Transport, ...] = ("srd", "rc")
+_EMULATED_LATENCY_US = 5.0
+
+
+def transport_of_kernels(spans_nodes: bool) -> str:
+    """The transport of `MKCOMPILE_NETWORK`; under `auto` RDMA if this host has it, and nothing on a single node."""
+    asked = settings().network.partition(":")[0]
+    if asked != "auto":
+        return asked
+    return _best() if spans_nodes else ""
+
+
+@cache
+def _best() -> str:
+    try:
+        return next((name for name in _CHOSEN if not try_transport(name).problem), "")
+    except ProxyUnavailableError:
+        return ""
+
+
+def _link(gbps: str) -> Link:
+    try:
+        return Link(bandwidth_gbps=float(gbps), latency_us=_EMULATED_LATENCY_US)
+    except ValueError as error:
+        raise OptionError(f"MKCOMPILE_NETWORK=emulated:{gbps}: not a number of GB/s") from error
+
+
+def proxy_config(transport: str) -> ProxyConfig:
+    """For the proxies of a group. What follows the colon in `MKCOMPILE_NETWORK` is a NIC or interface; of `emulated`
+    the link's GB/s, which then has a latency, too.
+
+    Raises: OptionError.
+    """
+    asked, _, device = settings().network.partition(":")
+    if transport == "emulated":
+        return ProxyConfig(transport="emulated", link=_link(device) if device else Link())
+    return ProxyConfig(transport=transport, device=device if asked == transport else "")  # type: ignore[arg-type]

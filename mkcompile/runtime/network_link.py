@@ -1,0 +1,136 @@
+"""What joins a group's workspace to the other nodes: a proxy, its ring in pinned memory, and the place of this rank."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mkcompile.errors import MkcompileError, TransportError
+from mkcompile.plan.placement import Placement
+from mkcompile.runtime import driver, network_abi
+from mkcompile.runtime.exchange import Exchange
+from mkcompile.runtime.network_choice import proxy_config
+from mkcompile.runtime.network_layout import NetworkShape, NetworkTable
+from mkcompile.runtime.proxy import Hooks, Local, Proxy, Region, Ring, connect
+from mkcompile.runtime.proxy.cuda import cuda_hooks, open_engine
+from mkcompile.runtime.symmetric import SymmetricBuffer
+from mkcompile.runtime.workspace_layout import WorkspaceLayout
+
+_LOG = logging.getLogger(__name__)
+#: Pinned memory for each peer where the network can't reach the GPU's: half for what leaves, half for what comes.
+_BOUNCE_BYTES_A_PEER = 2 << 20
+_GOODBYE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkLink:
+    """Of one workspace. Its launches must have ended, here and on the peers, before it is closed."""
+
+    table: NetworkTable
+    check: Callable[[], None]
+    close: Callable[[], None]
+
+    def failure(self) -> MkcompileError | None:
+        """What has ended the proxy, if anything has."""
+        try:
+            self.check()
+        except TransportError as error:
+            return error
+        return None
+
+
+Opener = Callable[[Exchange, SymmetricBuffer, WorkspaceLayout], NetworkLink]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupNetwork:
+    """A group over several nodes: where its ranks lie, and how a workspace of it gets its link (collective)."""
+
+    placement: Placement
+    open: Opener
+
+    def shape(self, rank: int) -> NetworkShape:
+        """The place of a rank of the group."""
+        return NetworkShape(
+            node=self.placement.nodes[rank],
+            nodes=self.placement.num_nodes,
+            local=self.placement.rail_of(rank),
+            world=self.placement.per_node,
+        )
+
+    def members(self, rank: int) -> tuple[int, ...]:
+        """The ranks of a rank's node."""
+        return self.placement.members(self.placement.nodes[rank])
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pinned:
+    """Pinned memory, freed once the proxy that uses it has ended."""
+
+    device_idx: int
+    addresses: list[int] = field(default_factory=list)
+
+    def take(self, size_bytes: int) -> int:
+        self.addresses.append(driver.allocate_mapped(size_bytes, self.device_idx))
+        return self.addresses[-1]
+
+    def free(self) -> None:
+        while self.addresses:
+            driver.free_mapped(self.addresses.pop(), self.device_idx)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaLinks:
+    """Opens links for workspaces on a CUDA device. `transport`: what all ranks of the group have agreed on."""
+
+    device_idx: int
+    transport: str
+    placement: Placement
+
+    def __call__(self, exchange: Exchange, buffer: SymmetricBuffer, layout: WorkspaceLayout) -> NetworkLink:
+        """Collective. Raises: TransportError, ProxyUnavailableError, PeerTimeoutError, on all ranks."""
+        group = exchange.group()
+        assert group is not None
+        config, pinned = proxy_config(self.transport), _Pinned(device_idx=self.device_idx)
+        ring = Ring(
+            control=pinned.take(network_abi.RING_CONTROL_BYTES),
+            slots=pinned.take(network_abi.COMMAND_BYTES * config.ring_capacity),
+        )
+        region = Region(
+            address=buffer.addresses[exchange.rank],
+            size_bytes=buffer.size_bytes,
+            flags_offset_bytes=layout.network_flags_offset,
+            num_flags=layout.num_network_flags,
+            is_cuda=True,
+            keep=buffer,
+        )
+        try:
+            local = Local(region=region, hooks=self._hooks(buffer, exchange.world_size, pinned), ring=ring)
+            proxy = connect(group, local, config, exchange.timeout_s)
+        except MkcompileError:
+            pinned.free()
+            raise
+        _LOG.info("group of ranks %s: %s over %s", exchange.ranks, self.placement, proxy.device)
+        shape = GroupNetwork(placement=self.placement, open=self).shape(exchange.rank)
+        table = NetworkTable(
+            shape=shape, ring_control=ring.control, ring_slots=ring.slots, capacity=config.ring_capacity
+        )
+        return NetworkLink(table=table, check=proxy.check, close=lambda: _close(proxy, pinned))
+
+    def _hooks(self, buffer: SymmetricBuffer, world_size: int, pinned: _Pinned) -> Hooks:
+        engine = open_engine(self.device_idx)
+        if self.transport == "emulated":
+            return cuda_hooks(engine, buffer.addresses)
+        bounce_bytes = world_size * _BOUNCE_BYTES_A_PEER if self.transport == "tcp" else 0
+        bounce = pinned.take(bounce_bytes) if bounce_bytes else 0
+        return cuda_hooks(engine, bounce_base=bounce, bounce_bytes=bounce_bytes)
+
+
+def _close(proxy: Proxy, pinned: _Pinned) -> None:
+    """Peers that have come to the same call have sent all that they had to; one that is gone has not."""
+    try:
+        proxy.close(_GOODBYE_S)
+    except TransportError as error:
+        _LOG.info("the proxy ended with %s", error)
+    pinned.free()

@@ -1,0 +1,81 @@
+"""Memory of a group that spans nodes: a block on each rank, mapped by the ranks of its node.
+
+Plain device memory, which a NIC can register, shared with the other processes of the node by CUDA's own handles. The
+handles travel through the group's store. Over the emulated network every rank maps every other, wherever it is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mkcompile.errors import UnsupportedDeviceError, WorkspaceError
+from mkcompile.runtime import driver
+from mkcompile.runtime.exchange import Exchange
+from mkcompile.runtime.symmetric import SymmetricBuffer
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
+class DeviceBlock:
+    """Device memory that this process owns, and its handle for others."""
+
+    address: int
+    size_bytes: int
+    handle: bytes
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Mapping:
+    """Another process's block, as it is mapped here."""
+
+    address: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeBacking:
+    """`reached`: the ranks of the group whose memory this rank maps, its own included."""
+
+    device: torch.device
+    exchange: Exchange
+    reached: Sequence[int]
+
+    def allocate(self, size_bytes: int, zeroed_bytes: int) -> DeviceBlock:
+        """Raises: WorkspaceError."""
+        device_idx = self._device_idx()
+        try:
+            address = driver.allocate(size_bytes, zeroed_bytes, device_idx)
+            block = DeviceBlock(
+                address=address, size_bytes=size_bytes, handle=driver.export_memory(address, device_idx)
+            )
+        except driver.DriverError as error:
+            raise WorkspaceError(f"no {size_bytes >> 20} MiB of memory that a node shares: {error}") from error
+        weakref.finalize(block, driver.free, address, device_idx)
+        return block
+
+    def connect(self, memory: DeviceBlock) -> SymmetricBuffer:
+        """Collective. Raises: UnsupportedDeviceError."""
+        handles = self.exchange.gather("node memory", memory.handle.hex())
+        addresses, mappings = [0] * len(handles), []
+        for rank in self.reached:
+            if rank == self.exchange.rank:
+                addresses[rank] = memory.address
+                continue
+            try:
+                mapping = Mapping(driver.import_memory(bytes.fromhex(handles[rank]), self._device_idx()))
+            except driver.DriverError as error:
+                raise UnsupportedDeviceError(f"no mapping of the memory of rank {rank}: {error}") from error
+            weakref.finalize(mapping, driver.forget_memory, mapping.address, self._device_idx())
+            mappings.append(mapping)
+            addresses[rank] = mapping.address
+        return SymmetricBuffer(addresses=tuple(addresses), size_bytes=memory.size_bytes, keep=(tuple(mappings), memory))
+
+    def settle(self) -> None:
+        """Wait for all that the device was given."""
+        torch.cuda.synchronize(self.device)
+
+    def _device_idx(self) -> int:
+        assert self.device.index is not None
+        return self.device.index

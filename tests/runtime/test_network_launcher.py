@@ -1,0 +1,150 @@
+"""The launcher where a group spans nodes, on a machine without GPUs or network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mkcompile.errors import (
+    PeerLostError,
+    PeerTimeoutError,
+    ProxyUnavailableError,
+    TransportError,
+    TransportReport,
+)
+from mkcompile.ops.all_gather_gemm import FORM_INPUT, AllGatherGemm
+from mkcompile.ops.gemm_all_reduce import GemmAllReduce
+from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
+from mkcompile.runtime import abi
+from mkcompile.runtime.gather_operation import GatherOperation
+from mkcompile.runtime.launcher import Launcher
+from mkcompile.runtime.machine import own_basis
+from mkcompile.runtime.operation import Operation
+from mkcompile.runtime.tactics import Planned
+from tests.runtime.conftest import PANELS
+from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
+
+GROUP = "0"
+
+
+def tensor(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.bfloat16)
+
+
+def all_reduce(world: int, m: int = 256) -> GemmAllReduce:
+    return GemmAllReduce([tensor(m, 64)], [tensor(512, 64).t()], None, "sum", world, GROUP, "key")
+
+
+def reduce_scatter(world: int) -> GemmReduceScatter:
+    return GemmReduceScatter([tensor(256, 64)], [tensor(512, 64).t()], None, (256, 512), 0, "sum", world, GROUP, "key")
+
+
+def gather(world: int, dim: int = 0) -> AllGatherGemm:
+    return AllGatherGemm(tensor(128, 64), [tensor(512, 64).t()], [None], [FORM_INPUT], dim, True, world, GROUP, "key")
+
+
+@pytest.fixture(params=[(0, 1), (0, 0, 1, 1)], ids=["2x1", "2x2"])
+def nodes(request: pytest.FixtureRequest, fake_driver: FakeDriver) -> Iterator[tuple[Launcher, FakePlatform]]:
+    """A launcher whose group lies on two nodes."""
+    platform = FakePlatform(world_size=len(request.param))
+    platform.nodes = request.param
+    with lone_group(len(request.param)):
+        yield Launcher(platform, Planned(own_basis, available=PANELS)), platform
+
+
+def world_of(platform: FakePlatform) -> int:
+    return len(platform.nodes)
+
+
+def operation_of(launcher: Launcher) -> Operation | GatherOperation:
+    operation = list(launcher._operations.values())[-1]
+    assert isinstance(operation, (Operation, GatherOperation))
+    return operation
+
+
+def test_reductions_take_the_kernels_over_nodes(nodes: tuple[Launcher, FakePlatform], fake_driver: FakeDriver) -> None:
+    launcher, platform = nodes
+    world = world_of(platform)
+    for call in (all_reduce(world), reduce_scatter(world)):
+        out = launcher(call)
+        assert out is not None
+        config = platform.loaded[-1]
+        assert config.network == ("flat" if world == 2 else "hierarchical")
+        assert config.broadcast == ("staged" if isinstance(call, GemmAllReduce) else "none")
+        block = fake_driver.launches[-1]
+        assert (block.rank, block.world) == (0, world // 2), "ranks of a node"
+        assert list(block.workspace[: world // 2]) == [(rank + 1) << 40 for rank in range(world // 2)]
+        workspace = operation_of(launcher).group.workspace
+        peers = workspace.peers(workspace.current)  # type: ignore[arg-type]
+        assert peers.layout.nodes == 2 and peers.network is not None and peers.network.capacity == 1024
+        assert peers.group == tuple(range(world // 2))
+
+
+def test_a_gather_is_two_kernels_with_sms_of_their_own(
+    nodes: tuple[Launcher, FakePlatform], fake_driver: FakeDriver
+) -> None:
+    launcher, platform = nodes
+    outs = launcher(gather(world_of(platform)))
+    assert outs is not None and [tuple(out.shape) for out in outs] == [
+        (128 * world_of(platform), 512),
+        (128 * world_of(platform), 64),
+    ]
+    move, multiply = fake_driver.grids[-2:]
+    assert platform.loaded[-1].network != "none" and move + multiply <= 128
+    launcher(gather(world_of(platform)))
+    assert len(platform.loaded) == 1 and len(fake_driver.grids) == 4
+
+
+def test_columns_that_are_gathered_over_nodes_are_left_to_the_reference(nodes: tuple[Launcher, FakePlatform]) -> None:
+    launcher, platform = nodes
+    assert launcher(gather(world_of(platform), dim=1)) is None and not platform.loaded
+
+
+def test_a_network_that_can_not_be_had_leaves_the_group_unfused(
+    nodes: tuple[Launcher, FakePlatform], caplog: pytest.LogCaptureFixture
+) -> None:
+    launcher, platform = nodes
+    platform.link_failure = TransportError(report())
+    assert launcher(all_reduce(world_of(platform))) is None
+    assert "run unfused" in caplog.text and "ibv_open_device" in caplog.text
+    platform.link_failure = None
+    assert launcher(all_reduce(world_of(platform))) is None, "decided once, alike on all ranks"
+
+
+def test_a_workspace_that_grows_gets_a_link_of_its_own(nodes: tuple[Launcher, FakePlatform]) -> None:
+    launcher, platform = nodes
+    launcher(all_reduce(world_of(platform)))
+    before = platform.backing_of_group.allocated_bytes[-1]
+    launcher(all_reduce(world_of(platform), m=65536))
+    assert platform.backing_of_group.allocated_bytes[-1] > before
+    assert platform.closed_links[-1] == before
+
+
+def test_who_is_missing_on_another_node_is_named(nodes: tuple[Launcher, FakePlatform]) -> None:
+    launcher, platform = nodes
+    world = world_of(platform)
+    launcher(all_reduce(world))
+    role = abi.ROLES.index("network receive")
+    platform.report(0, op=2, rank=0, peer=1, role=role, tile=3, code=abi.PEER_TIMEOUT)
+    with pytest.raises(PeerTimeoutError) as caught:
+        launcher(all_reduce(world))
+    assert caught.value.report.peer == world // 2, "the rail peer on node 1"
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_proxy_that_stopped_says_why(nodes: tuple[Launcher, FakePlatform], knows: bool) -> None:
+    launcher, platform = nodes
+    launcher(all_reduce(world_of(platform)))
+    platform.proxy_failure = PeerLostError(replace(report(), peer=1)) if knows else None
+    platform.report(0, op=2, rank=0, peer=1, role=abi.ROLES.index("network entry"), code=abi.NETWORK_FAULT)
+    with pytest.raises(PeerLostError if knows else ProxyUnavailableError):
+        launcher(all_reduce(world_of(platform)))
+    platform.proxy_failure = None
+    assert launcher(all_reduce(world_of(platform))) is not None, "a new workspace with a new link"
+
+
+def report() -> TransportReport:
+    return TransportReport(call="ibv_open_device", device="mlx5_0", peer=-1, errno=19, detail="")
