@@ -116,8 +116,13 @@ def _sum(row: Row, pattern: str) -> str:
 
 
 def errors_list(rows: dict[RowKey, Row]) -> list[str]:
-    """What failed, word for word."""
+    """What failed, word for word, and what ran without the CUDA graphs that it was to have."""
     failed = [(cell, name, row["error"]) for (cell, name), row in rows.items() if "error" in row]
+    failed += [
+        (cell, name, f"{row['cudagraph_skips']} of its graphs are no CUDA graphs")
+        for (cell, name), row in rows.items()
+        if row.get("cudagraph_skips") and "error" not in row
+    ]
     return [f"- {' '.join(str(part) for part in cell)}, {_NAMES[name]}: {error}" for cell, name, error in failed]
 
 
