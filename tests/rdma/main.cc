@@ -36,7 +36,8 @@ int main(int count, char** arguments) {
     });
   };
   int ran = 0, failed = 0;
-  for (const auto& some : {mk::test::exchange_tests(), mk::test::fault_tests(), mk::test::pair_tests()}) {
+  for (const auto& some : {mk::test::exchange_tests(), mk::test::independent_tests(), mk::test::fault_tests(),
+                           mk::test::pair_tests()}) {
     for (const mk::test::Test& test : some) {
       if (!is_wanted(test)) continue;
       ++ran;

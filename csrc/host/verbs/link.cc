@@ -43,6 +43,7 @@ ibv_qp_attr ready_to_receive(Device& device, const Endpoint& endpoint, const Lin
   attributes.qp_state = IBV_QPS_RTR;
   attributes.path_mtu = static_cast<ibv_mtu>(std::min<u32>(endpoint.mtu, device.port().active_mtu));
   attributes.dest_qp_num = link.remote_queue;
+  attributes.max_dest_rd_atomic = 1;  // the region may be read, as far as its registration goes
   attributes.min_rnr_timer = kNotReadyTimer;
   ibv_ah_attr& path = attributes.ah_attr;
   path.is_global = 1;
