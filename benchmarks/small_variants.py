@@ -6,8 +6,8 @@ from mkcompile.ops.problem import Problem
 from mkcompile.plan.decide import Policy, decide
 from mkcompile.plan.topology import preset
 from mkcompile.runtime.form import Form
-from mkcompile.runtime.kernel_config import STREAM_FORMS, KernelConfig, OperatorName
-from mkcompile.runtime.stream_schedule import StreamForm, can_stream, stream_config, stream_tactic
+from mkcompile.runtime.kernel_config import HANDS_OVER, PING_PONG, STREAM_FORMS, KernelConfig, OperatorName
+from mkcompile.runtime.stream_schedule import StreamForm, Way, can_stream, stream_config, stream_tactic
 from mkcompile.runtime.tactics import from_plan
 from mkcompile.runtime.tile_schedule import LaunchSize
 
@@ -48,7 +48,8 @@ def _planned(config: KernelConfig, shape: Shape, world: int) -> Variant:
 
 def _gemm_variant(size: LaunchSize) -> Variant:
     rows = 64 if size.m <= 64 else 128
-    columns = 64 if size.m <= 128 else 128
+    fills = -(-size.m // 128) * -(-size.n // 256) >= 0.9 * num_sms()
+    columns = 64 if size.m <= 128 else 256 if fills else 128
     tiles = -(-size.m // rows) * -(-size.n // columns)
     split = 2 if 2 * tiles <= num_sms() else 1
     return _streaming(KernelConfig(), size, StreamForm((rows, columns), split))
@@ -70,17 +71,30 @@ def swept_variants(op: OperatorName, shape: Shape, world: int) -> Named:
             for variant in [default_variant(base, size, max_grid())]
         ]
     base = default_configs(op)[0][1]
-    for form in (StreamForm(tile, split) for tile, split in STREAM_FORMS):
-        if _is_sensible(stream_config(base, *form), size):
-            variant = _streaming(base, size, form)
-            found.append((f"mkcompile {variant.text}", variant))
+    forms = STREAM_FORMS if base.reduces else (*STREAM_FORMS, ((128, 256), 1))
+    for tile, split in forms:
+        if _is_sensible(stream_config(base, tile, split), size):
+            variants = [_streaming(base, size, StreamForm(tile, split, way)) for way in _ways(base, size, tile, split)]
+            found += [(f"mkcompile {variant.text}", variant) for variant in variants]
     return found
+
+
+def _ways(base: KernelConfig, size: LaunchSize, tile: tuple[int, int], split: int) -> list[Way]:
+    """What the groups of a block with several tiles may do."""
+    together = stream_config(base, tile, split)
+    if size.tiles(together) * split <= num_sms():
+        return ["together"]
+    known: tuple[tuple[Way, bool], ...] = (
+        ("turns", (tile, split) in PING_PONG), ("handed", base.reduces and (tile, split) in HANDS_OVER)
+    )  # fmt: skip
+    return [way for way, offered in known if offered] or ["together"]
 
 
 def _is_sensible(config: KernelConfig, size: LaunchSize) -> bool:
     """Not too few blocks, not too many waves, not mostly padding."""
     waves, tile_n = size.tiles(config) * config.split / num_sms(), config.block_n
-    wastes = (config.block_m == 128 and size.m <= 64) or (config.block_m == 64 and size.m > 128 and tile_n == 64)
+    small = config.block_m == 64 and tile_n == 64
+    wastes = (config.block_m == 128 and size.m <= 64) or (small and size.m > 128 and size.k >= _SMALL_K)
     slow = size.m >= 512 and (config.split > 1 or (tile_n == 64 and size.k > _SMALL_K))
     fits = can_stream(config, size) and 0.4 <= waves <= _MOST_WAVES
     return fits and not (wastes or slow or (config.split > 1 and waves > 1))

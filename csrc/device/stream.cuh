@@ -10,8 +10,8 @@
 
 namespace mk {
 
-inline constexpr int kStreamHelperRegisters = 40;
-inline constexpr int kStreamMathRegisters = 232;
+inline constexpr int kStreamHelperRegisters = 56;
+inline constexpr int kStreamMathRegisters = 224;
 
 /// Compute role: a tile's partials are sent at once. Its sum waits for the peers: while the other group multiplies, or
 /// until the next tile's partials have been sent, too.
@@ -26,6 +26,7 @@ struct StreamCompute {
   Trace trace;
   Ring<Tile> ring{};
   bool entered = false;
+  u32 handed = 0;  ///< tiles
 
   MK_DEVICE StreamCompute(const LaunchArguments& args, const SharedMemory<Tile>& memory, const StreamPlan<Tile>& plan,
                           int group)
@@ -69,6 +70,20 @@ struct StreamCompute {
     entered = true;
   }
 
+  /// To the peers, by others but for this block's `last` tile, after which there are no loads to protect.
+  MK_DEVICE void pass_on(u32 tile, const typename StreamEpilogue<Op>::Partials& own, bool last) {
+    if (Op::kScatters && !plan.has_peers(args, tile)) return;
+    if (Tile::kHandsOver && !last) {
+      epilogue.hand_over(handed++, own, trace);
+    } else {
+      epilogue.send(tile, own, Tile::kPingPong && args.pace_ns != 0 && !last);
+    }
+  }
+
+  MK_DEVICE void finish(u32 tile, const typename StreamEpilogue<Op>::Partials& own) {
+    if (!Op::kScatters || plan.has_own(args, tile)) epilogue.finish(tile, own);
+  }
+
   MK_DEVICE void run() {
     typename StreamEpilogue<Op>::Partials kept;
     u32 turn = 0, kept_tile = plan.tiles;
@@ -90,16 +105,11 @@ struct StreamCompute {
         enter();
         typename StreamEpilogue<Op>::Partials own;
         epilogue.round(sum, own);
-        const bool last = position + plan.step >= plan.tiles;
-        if (Tile::kHandsOver && !last) {
-          epilogue.hand_over(turn, own, trace);
-        } else {
-          epilogue.send(tile, own, Tile::kPingPong && args.pace_ns != 0 && !last);
-        }
+        pass_on(tile, own, position + plan.step >= plan.tiles);
         if constexpr (Tile::kPingPong) {
-          epilogue.finish(tile, own);
+          finish(tile, own);
         } else {
-          if (kept_tile != plan.tiles) epilogue.finish(kept_tile, kept);
+          if (kept_tile != plan.tiles) finish(kept_tile, kept);
 #pragma unroll
           for (int u = 0; u < Tile::kUnits; ++u) kept[0][u] = own[0][u];
           kept_tile = tile;
@@ -108,12 +118,12 @@ struct StreamCompute {
       trace.end(kTraceEpilogue, args.rank, tile);
     }
     if constexpr (Op::kReduces && !Tile::kPingPong) {
-      if (kept_tile != plan.tiles) epilogue.finish(kept_tile, kept);
+      if (kept_tile != plan.tiles) finish(kept_tile, kept);
     }
   }
 };
 
-/// Sends what the math groups hand over: all tiles but this block's last, after which there are no loads to protect.
+/// Sends what the math groups hand over: see `StreamCompute::pass_on`.
 template <class Op>
 MK_DEVICE void stream_send_role(const LaunchArguments& args, const SharedMemory<typename Op::Tile>& memory,
                                 const StreamPlan<typename Op::Tile>& plan, u32 warp) {
@@ -125,9 +135,10 @@ MK_DEVICE void stream_send_role(const LaunchArguments& args, const SharedMemory<
   const Mailbox<Tile> mailbox{args, load_shared(memory.epoch())};
   u64 due_ns = 0;
 #pragma unroll 1
-  for (u32 position = plan.first, turn = 0; position + plan.step < plan.tiles; position += plan.step, ++turn) {
+  for (u32 position = plan.first, turn = 0; position + plan.step < plan.tiles; position += plan.step) {
     const u32 tile = plan.tile(position);
-    wait_phase(args, handed.full(), turn & 1, kStoreRole);
+    if (Op::kScatters && !plan.has_peers(args, tile)) continue;
+    handed.await_full(turn);
     trace.begin();
     if (global_timer_ns() > due_ns) due_ns = global_timer_ns();
 #pragma unroll 1
@@ -145,12 +156,13 @@ MK_DEVICE void stream_send_role(const LaunchArguments& args, const SharedMemory<
           due_ns += args.pace_ns;
           // Relaxed: each word is data and flag in one.
           store_relaxed_sys(reinterpret_cast<Vector4*>(to + u * Mailbox<Tile>::kUnitBytes),
-                            load_shared_vector(handed.at(slab, u, thread)));
+                            load_shared_vector(handed.at(turn, slab, u, thread)));
         }
       }
     }
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(handed.free());
+    if (lane == 0) mbarrier_arrive(handed.free(turn));
+    ++turn;
     trace.end(kTracePush, args.rank, tile);
   }
 }
@@ -193,13 +205,8 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
   }
   if (threadIdx.x == 32) prefetch_tensor_map(&args.a[0]);
   if (threadIdx.x == 64) prefetch_tensor_map(&args.weight[0]);
-  __syncwarp();
-  if constexpr (Tile::kSplit > 1) {
-    cluster_arrive();  // the others' barriers are ready, too, before anything is sent there
-    cluster_wait();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
+  if constexpr (Tile::kSplit > 1) cluster_arrive();  // who sends to others waits for them: Exchange::begin
   const StreamPlan<Tile> plan(args, Op::kScatters);
   launch_dependents();
   await_predecessors();

@@ -82,7 +82,7 @@ struct StreamEpilogue {
         for (int i = 0; i < kUnits * 4; ++i) sum[m][i] = value(acc[m], i / 4, i % 4);
       }
     } else {
-      exchange.begin();
+      exchange.begin(exchange.turn < (Tile::kPingPong ? kMathGroups : 1));
       Sums own;
 #pragma unroll
       for (int m = 0; m < kMine; ++m) give(acc[m], slab(m), own[m]);
@@ -176,8 +176,8 @@ struct StreamEpilogue {
     const HandOver<Tile> handed{args, memory};
     handed.await_free(turn, trace);
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u) store_shared_pair(handed.at(group, u, threadIdx.x % 128), own[0][u]);
-    mbarrier_arrive(handed.full());
+    for (int u = 0; u < kUnits; ++u) store_shared_pair(handed.at(turn, group, u, threadIdx.x % 128), own[0][u]);
+    mbarrier_arrive(handed.full(turn));
   }
 
   /// `paced`: spread over the time of the next tile; a burst on the link would stall the loads of this SM.

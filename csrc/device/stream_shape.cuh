@@ -32,9 +32,9 @@ struct StreamShape : OperandShape<kBlockM_, kBlockN_, kWeightIsKn_> {
 
   static constexpr int kPanelOffset = kStages * kStageBytes;  ///< of the exchange buffers
   static constexpr int kSpareOffset = kPanelOffset, kHandedOffset = kPanelOffset + 2 * kExchangeBytes;
-  static constexpr int kHandedBytes = kHandsOver ? kBlockM * kBlockN * 2 : 0;
-  static constexpr int kBarrierOffset = kHandedOffset + kHandedBytes;
-  static constexpr int kBarriers = 2 * kStages + (kHandsOver ? 9 : 7);
+  static constexpr int kHandedBuffers = kHandsOver ? 2 : 0, kHandedBytes = kBlockM * kBlockN * 2;
+  static constexpr int kBarrierOffset = kHandedOffset + kHandedBuffers * kHandedBytes;
+  static constexpr int kBarriers = 2 * kStages + 7 + 2 * kHandedBuffers;
   static constexpr int kWordOffset = kBarrierOffset + kBarriers * 8;
   static constexpr int kSharedBytes = 1024 + kWordOffset + 16 + kStages * 8;
   static_assert(kSharedBytes <= 232448, "shared memory of one SM");
@@ -67,8 +67,9 @@ struct Exchange {
       mbarrier_init(memory.barrier(2 * Tile::kStages + 2 + at), kReaders);
     }
   }
-  /// Before the first partial of a tile is written.
-  MK_DEVICE void begin() const {
+  /// Before the first partial of a tile is written. `first`: of this thread; the others' barriers are ready, too.
+  MK_DEVICE void begin(bool first) const {
+    if (first) cluster_wait();
     if (turn >= 2) await(empty(), (turn / 2 & 1) ^ 1);
     if (threadIdx.x % kThreads == 0) mbarrier_arrive_expect(full(), Tile::kExchangeBytes);
   }
@@ -128,31 +129,47 @@ struct StreamPlan : StreamOrder {
   MK_DEVICE u32 start_k(const LaunchArguments& args, u32 tile) const {
     return args.lag == 0 ? 0 : column_tile(tile) * args.lag % (last_k() - first_k());
   }
+  /// Of a scatter's tile: has this rank rows in it, and has a peer? Both, perhaps, where rows come in segments.
+  MK_DEVICE bool has_own(const LaunchArguments& args, u32 tile) const {
+    const u32 first = row(tile), own = args.rank * args.segment_rows;
+    return args.segments > 1 || (first < own + args.segment_rows && first + Tile::kBlockM > own);
+  }
+  MK_DEVICE bool has_peers(const LaunchArguments& args, u32 tile) const {
+    const u32 first = row(tile), own = args.rank * args.segment_rows;
+    const u32 end = first + Tile::kBlockM < args.m ? first + Tile::kBlockM : args.m;
+    return args.segments > 1 || first < own || end > own + args.segment_rows;
+  }
   MK_DEVICE i32 row(u32 tile) const { return row_tile(tile) * Tile::kBlockM; }
   MK_DEVICE i32 column(u32 tile) const { return column_tile(tile) * Tile::kBlockN; }
 };
 
-/// Partials on their way from the math groups to the warps that send them, a tile at a time.
+/// Partials on their way from the math groups to the warps that send them, in two buffers by turns.
 template <class Tile>
 struct HandOver {
-  static constexpr u32 kSenders = 2;  ///< warps
+  static constexpr u32 kSenders = 2, kBuffers = Tile::kHandedBuffers;  ///< warps
   const LaunchArguments& args;
   const SharedMemory<Tile>& memory;
 
-  MK_DEVICE u32 full() const { return memory.barrier(2 * Tile::kStages + 6); }
-  MK_DEVICE u32 free() const { return memory.barrier(2 * Tile::kStages + 7); }
+  /// `turn`: tiles that this block has handed over before this one.
+  MK_DEVICE u32 full(u32 turn) const { return memory.barrier(2 * Tile::kStages + 6 + turn % kBuffers); }
+  MK_DEVICE u32 free(u32 turn) const { return memory.barrier(2 * Tile::kStages + 6 + kBuffers + turn % kBuffers); }
   /// A unit of one thread; that of the next thread follows.
-  MK_DEVICE u32 at(u32 slab, u32 unit, u32 thread) const {
-    return memory.base + Tile::kHandedOffset + ((slab * Tile::kUnitsOfSlab + unit) * 128 + thread) * 8;
+  MK_DEVICE u32 at(u32 turn, u32 slab, u32 unit, u32 thread) const {
+    const u32 buffer = memory.base + Tile::kHandedOffset + turn % kBuffers * Tile::kHandedBytes;
+    return buffer + ((slab * Tile::kUnitsOfSlab + unit) * 128 + thread) * 8;
   }
   MK_DEVICE void init() const {
-    if constexpr (!Tile::kHandsOver) return;
-    mbarrier_init(full(), kMathGroups * 128);
-    mbarrier_init(free(), kSenders);
+    if constexpr (Tile::kHandsOver) {
+      for (u32 turn = 0; turn < kBuffers; ++turn) {
+        mbarrier_init(full(turn), kMathGroups * 128);
+        mbarrier_init(free(turn), kSenders);
+      }
+    }
   }
-  /// Before tile number `turn` of this block is written.
+  MK_DEVICE void await_full(u32 turn) const { wait_phase(args, full(turn), turn / kBuffers & 1, kStoreRole); }
+  /// Before the tile is written.
   MK_DEVICE void await_free(u32 turn, Trace& trace) const {
-    if (turn > 0) wait_phase(args, free(), (turn - 1) & 1, kComputeRole, trace);
+    if (turn >= kBuffers) wait_phase(args, free(turn), (turn / kBuffers - 1) & 1, kComputeRole, trace);
   }
 };
 

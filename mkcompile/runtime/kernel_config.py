@@ -41,12 +41,12 @@ TILES = (
 #: Those that an all-gather kernel may have.
 GATHER_TILES = tuple(tile for tile in TILES if tile not in ((64, 32), (128, 64)))
 #: Tiles of the kernels for few rows, and among how many blocks of a cluster each may be shared.
-STREAM_TILES = ((64, 32), (64, 64), (64, 128), (128, 32), (128, 64), (128, 128))
+STREAM_TILES = ((64, 32), (64, 64), (64, 128), (128, 32), (128, 64), (128, 128), (128, 256))
 SPLITS = (1, 2, 4)
 #: Those whose math groups may take turns: tiles that are long enough for it, and not shared (decision 306).
-PING_PONG = (((128, 128), 1),)
+PING_PONG = (((128, 128), 1), ((64, 128), 1))
 #: Those of reductions whose partials are sent by two warps of their own.
-HANDS_OVER = (((128, 128), 1), ((128, 64), 1), ((64, 128), 1))
+HANDS_OVER = (((128, 128), 1), ((128, 64), 1), ((64, 128), 1), ((64, 64), 1))
 #: Tiles and splits that are compiled ahead: those that were fastest somewhere.
 STREAM_FORMS = tuple(product(((64, 64), (64, 128), (128, 64), (128, 128)), (1, 2)))
 
@@ -87,6 +87,8 @@ class KernelConfig:
             raise OperatorInputError(f"no tile {self.block_m}x{self.block_n}; tiles: {tiles}")
         if self.hands_over and not (self.streams and self.reduces and self.split == 1 and not self.ping_pong):
             raise OperatorInputError("only streaming reductions of whole tiles hand them over")
+        if self.streams and self.block_n == 256 and (self.reduces or self.split > 1 or self.ping_pong):
+            raise OperatorInputError("streaming kernels of 128x256 tiles are whole products: no registers for more")
         if self.ping_pong and not self.streams:
             raise OperatorInputError("only streaming kernels can be ping-pong")
         if self.split not in (SPLITS if self.streams else (1,)) or self.group_n % (8 * self.split):
@@ -141,7 +143,7 @@ class KernelConfig:
     def _fixed_shared_bytes(self) -> int:
         if self.streams:
             slice_bytes = self.block_m * self.block_n * 4 // self.split
-            handed_bytes = self.tile_bytes + 2 * 8 if self.hands_over else 0
+            handed_bytes = 2 * (self.tile_bytes + 2 * 8) if self.hands_over else 0
             return 1024 + 2 * (self.split - 1) * slice_bytes + handed_bytes + 7 * 8 + 16
         spare_bytes = 2 * 64 * self.panel_n * 2 if self.broadcast == "staged" else 0
         copy_barriers = 2 + 2 * self.num_panels if self.broadcast == "staged" else 0
@@ -241,10 +243,12 @@ def all_configs() -> list[KernelConfig]:
     for (block_m, block_n), dtype, layout, has_bias in product(GATHER_TILES, dtypes, layouts, (False, True)):
         common = {"block_m": block_m, "block_n": block_n, "dtype": dtype, "weight_layout": layout, "has_bias": has_bias}
         configs.append(KernelConfig(operator="all_gather_gemm", **common))  # type: ignore[arg-type]
-    forms = [(form, hands) for hands, known in ((False, STREAM_FORMS), (True, HANDS_OVER)) for form in known]
-    for ((tile, split), hands), dtype, layout, has_bias in product(forms, dtypes, layouts, (False, True)):
+    ways: list[dict[str, bool]] = [{}, {"hands_over": True}, {"ping_pong": True}]
+    known = zip(ways, (STREAM_FORMS, HANDS_OVER, PING_PONG), strict=True)
+    forms = [(form, way) for way, offered in known for form in offered]
+    for ((tile, split), way), dtype, layout, has_bias in product(forms, dtypes, layouts, (False, True)):
         common = {"block_m": tile[0], "block_n": tile[1], "dtype": dtype, "weight_layout": layout, "has_bias": has_bias}
-        common |= {"streams": True, "split": split, "hands_over": hands}
+        common |= {"streams": True, "split": split, **way}
         configs += [KernelConfig(operator=name, **common) for name in ("gemm_reduce_scatter", "gemm_all_reduce")]  # type: ignore[arg-type]
     for (block_m, block_n), dtype, layout, has_bias in product(TILES, dtypes, layouts, (False, True)):
         common = {"block_m": block_m, "block_n": block_n, "dtype": dtype, "weight_layout": layout, "has_bias": has_bias}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from mkcompile.runtime.kernel_config import BLOCK_K, HANDS_OVER, PING_PONG, SPLITS, STREAM_TILES, KernelConfig
 from mkcompile.runtime.tile_schedule import LINK_BYTES_PER_US, SM_FLOP_PER_US, LaunchSize, TileSchedule
@@ -16,14 +16,23 @@ _CORNER_SMS = 16
 _PACED_SHARE = 0.6
 # A little less than the link's own time, so that it never runs dry.
 _LINK_SHARE = 0.95
+# Products of a tile over the link's time of a wave, from where on groups take turns. Source: decision 306.
+_TURNS_OVER_LINK = 1.5
+_CACHED_BYTES = 24 << 20
 _UNIT_BYTES = 1024  # what one group stores at once. Source: Mailbox in csrc/device/mailbox.cuh
 
 
+#: What the math groups of a block with several tiles do: multiply `together`, or in `turns`, or together while
+#: others send what they have `handed` over.
+Way = Literal["together", "turns", "handed"]
+
+
 class StreamForm(NamedTuple):
-    """Tile (rows, columns) and how many blocks share it."""
+    """Tile (rows, columns), how many blocks share it, and the way; None: what is known to be best."""
 
     tile: tuple[int, int]
     split: int
+    way: Way | None = None
 
 
 def stream_tactic(
@@ -33,16 +42,25 @@ def stream_tactic(
 
     Raises: OperatorInputError where the blocks of a cluster can't share such a tile.
     """
-    together = stream_config(base, form.tile, form.split)
-    waves = size.tiles(together) / most_clusters(together, num_sms)
-    known = HANDS_OVER if base.reduces else PING_PONG
-    if waves <= 1 or (form.tile, form.split) not in known:
-        config = together
-    elif base.reduces:
-        config = stream_config(base, form.tile, form.split, hands_over=True)
-    else:
-        config = stream_config(base, form.tile, form.split, ping_pong=True)
+    way = form.way or _best_way(stream_config(base, form.tile, form.split), size, num_sms)
+    config = stream_config(base, form.tile, form.split, ping_pong=way == "turns", hands_over=way == "handed")
     return config, stream_schedule(config, size, num_sms)
+
+
+def _best_way(together: KernelConfig, size: LaunchSize, num_sms: int) -> Way:
+    """Turns hide all of a tile's epilogue, but its own group sends it, which must not take longer than the products of
+    the other group's tile.
+    """
+    clusters, form = most_clusters(together, num_sms), ((together.block_m, together.block_n), together.split)
+    if size.tiles(together) <= clusters:
+        return "together"
+    if not together.reduces:
+        return "turns" if form in PING_PONG else "together"
+    products_us = 2 * together.block_m * together.block_n * size.k / together.split / SM_FLOP_PER_US
+    link_us = clusters * together.tile_bytes * (size.world - 1) / LINK_BYTES_PER_US
+    if form in PING_PONG and products_us > _TURNS_OVER_LINK * link_us:
+        return "turns"
+    return "handed" if form in HANDS_OVER else "together"
 
 
 def most_clusters(config: KernelConfig, num_sms: int) -> int:
@@ -61,9 +79,10 @@ def stream_schedule(config: KernelConfig, size: LaunchSize, num_sms: int) -> Til
 
 def _band(config: KernelConfig, size: LaunchSize) -> int:
     """Row tiles that are walked together: the rows of one owner, or all. Only where the peers' rows, which then all
-    come first, are sent by others than those who multiply.
+    come first, are sent beside products, and where the weight stays in a cache between the owners.
     """
-    if config.operator == "gemm_reduce_scatter" and config.hands_over and size.segments == 1:
+    kept = size.n * size.k * 2 <= _CACHED_BYTES and (config.hands_over or config.ping_pong)
+    if config.operator == "gemm_reduce_scatter" and kept and size.segments == 1:
         owned = size.m // size.world
         if owned % config.block_m == 0:
             return owned // config.block_m
@@ -100,7 +119,7 @@ def stream_configs(base: KernelConfig) -> list[KernelConfig]:
     found = []
     for tile, split in product(STREAM_TILES, SPLITS):
         group_n = tile[1] if tile[0] == 128 else tile[1] // 2
-        if group_n % (8 * split) == 0:
+        if group_n % (8 * split) == 0 and (tile[1] < 256 or (split == 1 and not base.reduces)):
             found.append(stream_config(base, tile, split))
     found += [stream_config(base, tile, split, ping_pong=True) for tile, split in PING_PONG]
     handing = HANDS_OVER if base.reduces else ()

@@ -84,8 +84,9 @@ def test_any_number_of_rows(operator: str, m: int) -> None:
     rows = m * group.world if operator == "gemm_reduce_scatter" else m
     for tile, split, turns in (((64, 64), 1, 0), ((64, 64), 2, 0), ((128, 64), 1, 0), ((128, 128), 2, 1)):
         check(group, stream_config(operator, tile, split, ping_pong=bool(turns)), rows, 520, 264)
-    for tile in ((128, 64), (64, 128)):
+    for tile in ((128, 64), (64, 64)):
         check(group, stream_config(operator, tile, hands_over=True), rows, 520, 264)
+    check(group, stream_config(operator, (64, 128), ping_pong=True), rows, 520, 264)
 
 
 @OPERATORS
@@ -95,11 +96,16 @@ def test_partials_handed_over_to_other_warps(operator: str, world: int) -> None:
     for m, n, tile, grid, band in (
         (256 * world, 512, (128, 128), 8, 2), (128 * world, 512, (128, 64), 4, 1), (100 * world, 520, (128, 64), 3, 1),
         (64 * world, 1032, (64, 128), 1, 1), (64 * world, 1024, (64, 128), 4, 1), (16, 520, (64, 128), 2, 1),
+        (128 * world, 512, (64, 64), 4, 2), (96 * world, 520, (64, 64), 1, 1),
     ):  # fmt: skip
         config = stream_config(operator, tile, hands_over=True)
         for pace_ns in (0, 300):
             schedule = TileSchedule(grid=grid, raster_group=band, pace_ns=pace_ns)
             check(group, config, m, n, 264, epochs=4, schedule=schedule, late=[world - 1])
+    turns = stream_config(operator, (64, 128), ping_pong=True)
+    for grid, band in ((4, 1), (1, 1), (3, 2)):
+        schedule = TileSchedule(grid=grid, raster_group=band)
+        check(group, turns, 64 * world, 1024, 264, epochs=4, schedule=schedule, late=[0])
 
 
 @OPERATORS

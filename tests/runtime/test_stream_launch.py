@@ -75,7 +75,9 @@ def test_groups_hand_partials_over_or_take_turns_where_blocks_have_several_tiles
     assert form(REDUCE, 512, 1024, whole) == (True, False) and form(REDUCE, 256, 1024, whole) == (False, False)
     assert form(KernelConfig(), 512, 1024, whole) == (False, True)
     assert form(REDUCE, 512, 1024, StreamForm((128, 128), 2)) == (False, False)
-    assert form(REDUCE, 512, 1024, StreamForm((64, 64), 1)) == (False, False)
+    assert form(REDUCE, 512, 1024, StreamForm((64, 32), 1)) == (False, False)
+    assert form(REDUCE, 512, 3584, whole) == (False, True), "long products hide all that a group does besides"
+    assert form(REDUCE, 512, 3584, StreamForm((128, 128), 1, "handed")) == (True, False)
 
 
 def test_partials_are_sent_over_the_next_tile_but_no_faster_than_the_link() -> None:
@@ -101,6 +103,8 @@ def test_rows_of_one_owner_are_walked_together_where_tiles_have_one_owner() -> N
 
     assert (band(scatter, 512), band(scatter, 1024, 4), band(scatter, 256)) == (2, 2, 1)
     assert (band(scatter, 128), band(scatter, 384), band(REDUCE, 512)) == (1, 3, 4), "all rows"
+    large = stream_tactic(scatter, size(512, 8192, 3584), StreamForm((128, 64), 1), NUM_SMS)[1]
+    assert large.raster_group == 4, "a weight that no cache keeps is not read once for each owner"
 
 
 def test_blocks_share_tiles_evenly() -> None:

@@ -8,14 +8,14 @@ import pytest
 
 from mkcompile.errors import CompileError, UnsupportedDeviceError
 from mkcompile.runtime import warmup
-from mkcompile.runtime.kernel_config import GATHER_TILES, HANDS_OVER, STREAM_FORMS, TILES, all_configs
+from mkcompile.runtime.kernel_config import GATHER_TILES, HANDS_OVER, PING_PONG, STREAM_FORMS, TILES, all_configs
 
 
 def test_it_compiles_what_the_launcher_asks_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert warmup.main(["--list", "--layout", "nk"]) == 0
     names = capsys.readouterr().out.split()
     panels = 3 * len(TILES) + len(GATHER_TILES)  # reduce-scatter, both ways of the all-reduce, gathers
-    streams = 2 * (len(STREAM_FORMS) + len(HANDS_OVER))
+    streams = 2 * (len(STREAM_FORMS) + len(HANDS_OVER) + len(PING_PONG))
     assert len(names) == 2 * (panels + streams), "with and without bias"
     assert all("bfloat16_nk" in name for name in names)
     assert warmup.main(["--list", "--all"]) == 0
