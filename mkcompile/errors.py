@@ -48,6 +48,10 @@ class LaunchMismatchError(MkcompileError, RuntimeError):
     """
 
 
+class PeerGaveUpError(MkcompileError, RuntimeError):
+    """A peer gave up a launch, after which its copy engine may have overwritten rows that this rank still read."""
+
+
 class KernelFaultError(MkcompileError, RuntimeError):
     """A fused kernel stopped through a fault of its own; the CUDA context is lost. Please report it."""
 

@@ -14,7 +14,8 @@ struct WorkspaceHeader {
   u32 blocks_in;   ///< blocks of the current launch that have entered
   u32 blocks_out;  ///< blocks of the current launch that have left
   u32 abort;       ///< non-zero: every wait gives up; stays set until the workspace is made anew
-  u32 reserved[60];
+  u32 lost_peer;   ///< 1 + a rank whose copy engine goes on after its launch was given up, and may write too early
+  u32 reserved[59];
   u64 entered[2][kMaxWorld];  ///< [parity of the epoch][source] epoch that this peer entered; above it, its identity
 };
 static_assert(sizeof(WorkspaceHeader) == 512, "flags start at byte 512");
@@ -37,6 +38,7 @@ enum FaultCode : u32 {
   kLaunchMismatch = 4,    ///< a peer has entered another launch; expected and seen are identities
   kReplayAfterFault = 5,  ///< a captured graph was replayed on a workspace that had failed with the code in `seen`
   kNetworkFault = 6,      ///< the host's proxy has stopped
+  kPeerGaveUp = 7,        ///< a peer gave up a launch; what its copy engine did then may have spoilt rows of this one
 };
 
 /// Roles of the warps in one block, as fault reports name them.

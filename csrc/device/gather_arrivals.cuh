@@ -83,6 +83,14 @@ struct Arrivals {
   }
 };
 
+/// After the last rows have been read: were they still what had come? See `disown_transfers`.
+template <OperatorId kOperator>
+MK_DEVICE void audit_transfers(const LaunchArguments& args, u32 epoch) {
+  // pairs-with: lost_peer acquire (gate_role -> audit_role), scope sys
+  const u32 lost = load_acquire_sys(&workspace_header(args, args.rank)->lost_peer);
+  if (lost != 0) report_fault<kOperator>(args, kPeerGaveUp, WaitSite{kCopyRole, lost - 1, 0}, epoch, lost, 0);
+}
+
 /// The launch must not end before the gate of the copy engine has read its epoch.
 template <class Op>
 MK_DEVICE void wait_for_gate(const Gathering<typename Op::Tile>& launch) {

@@ -202,7 +202,10 @@ MK_DEVICE void run_image_block(const LaunchArguments& args, const GatherArgument
     gather_compute_role<Op>(args, gather, memory, group);
   }
   __syncthreads();
-  if (threadIdx.x == 0) leave_launch(args, load_shared(memory.epoch()));
+  if (threadIdx.x == 0) {
+    if (gather.pushes == kEngineCopies) audit_transfers<Op::kOperator>(args, load_shared(memory.epoch()));
+    leave_launch(args, load_shared(memory.epoch()));
+  }
   if constexpr (kTrace) trace.end(kTraceBlock, args.rank, load_shared(memory.epoch()));
 }
 

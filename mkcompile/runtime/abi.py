@@ -32,6 +32,7 @@ LOCAL_STALL = 3
 LAUNCH_MISMATCH = 4
 REPLAY_AFTER_FAULT = 5
 NETWORK_FAULT = 6
+PEER_GAVE_UP = 7
 
 #: What a trace record is about, and who in a block wrote it.
 TRACE_ROLES = (
@@ -68,7 +69,8 @@ class WorkspaceHeader(ctypes.Structure):
         ("blocks_in", ctypes.c_uint32),
         ("blocks_out", ctypes.c_uint32),
         ("abort", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32 * 60),
+        ("lost_peer", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32 * 59),
         ("entered", ctypes.c_uint64 * MAX_WORLD * 2),
     )
 

@@ -15,6 +15,7 @@ from mkcompile.errors import (
     LaunchMismatchError,
     LaunchOrderError,
     MkcompileError,
+    PeerGaveUpError,
     PeerTimeoutError,
     ProxyUnavailableError,
     WaitReport,
@@ -142,6 +143,11 @@ def error_of(
         return WorkspaceError(
             f"{operator}: on rank {rank} a CUDA graph was replayed on a workspace that had failed (code "
             f"{report.seen}): its results have no meaning. {_CAPTURE_ANEW}"
+        )
+    if report.code == abi.PEER_GAVE_UP:
+        return PeerGaveUpError(
+            f"{operator}: rank {_rank(peers, report.peer)} gave up a launch; what its copy engine still sent may have "
+            f"spoilt the results of rank {rank}"
         )
     if report.code == abi.NETWORK_FAULT:
         return ProxyUnavailableError(

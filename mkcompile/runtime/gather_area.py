@@ -1,7 +1,9 @@
 """Where the copy engines of the other ranks write: symmetric memory of a group beside its workspace, made when it is
 first needed, and anew when it is too small.
 
-A launch's transfers begin when every rank has entered the launch, so one area serves all launches in turn.
+A launch's transfers begin when every rank has entered the launch, so one area serves all launches in turn. Those of a
+launch that was given up can't be stopped. They run into the area that it had, which no launch on a new workspace uses,
+and which stays mapped on the ranks that write it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from dataclasses import dataclass, field
 
 from mkcompile.errors import WorkspaceError
 from mkcompile.runtime.exchange import Exchange
+from mkcompile.runtime.faults import FaultSlot
 from mkcompile.runtime.symmetric import Backing, SymmetricBuffer, make_buffer
 from mkcompile.runtime.workspace import WARM_UP_FIRST
 
@@ -27,6 +30,7 @@ class GatherArea:
     cap_bytes: int
     current: SymmetricBuffer | None = None
     _captured: bool = False
+    _slot: FaultSlot | None = None
     _kept: list[SymmetricBuffer] = field(default_factory=list)
 
     @property
@@ -34,19 +38,24 @@ class GatherArea:
         """Bytes on this rank, those kept for captured graphs included."""
         return sum(one.size_bytes for one in [*self._kept, *([self.current] if self.current else [])])
 
-    def require(self, num_bytes: int, capturing: bool) -> SymmetricBuffer:
-        """At least so many bytes. Collective where a new area is needed.
+    def require(self, num_bytes: int, capturing: bool, slot: FaultSlot) -> SymmetricBuffer:
+        """At least so many bytes, for launches on the workspace that reports to `slot`. Collective where a new area is
+        needed.
 
         Raises: WorkspaceError where a new one is needed while a CUDA graph is captured, or can't be had;
         PeerTimeoutError for ranks that do not come; UnsupportedDeviceError.
         """
-        if self.current is None or self.current.size_bytes < num_bytes:
+        if self.current is None or self.current.size_bytes < num_bytes or self._outlived(slot):
             if capturing:
                 raise WorkspaceError(f"a CUDA graph is being captured and this call needs a new area; {WARM_UP_FIRST}")
             self._replace(num_bytes)
         assert self.current is not None
-        self._captured = self._captured or capturing
+        self._captured, self._slot = self._captured or capturing, slot
         return self.current
+
+    def _outlived(self, slot: FaultSlot) -> bool:
+        """Whether transfers of another workspace's launches may come that nobody waits for: given up, or replayed."""
+        return self._slot is not None and slot is not self._slot and (self._slot.failed or self._captured)
 
     def _replace(self, num_bytes: int) -> None:
         if num_bytes > self.cap_bytes:

@@ -24,11 +24,11 @@ _HIGHEST_PRIORITY = -5
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 # So few registers that a block fits beside those of a library's GEMM, which take all but 1024 of an SM.
 _OPTIONS = (f"--gpu-architecture={ARCHITECTURE}", "-std=c++20", "--ptxas-options=-v", "--no-cache", "--maxrregcount=32")
-_ENTRY_POINTS = ("mk_gate", "mk_open", "mk_arrivals")
+_ENTRY_POINTS = ("mk_gate", "mk_open", "mk_arrivals", "mk_audit")
 
 
 def engine_source() -> str:
-    """The translation unit of the three kernels."""
+    """The translation unit of these kernels."""
     parameters = "const __grid_constant__ mk::LaunchArguments args, const __grid_constant__ mk::GatherArguments gather"
     return (
         "namespace mk { inline constexpr bool kTrace = false; }\n"
@@ -37,6 +37,7 @@ def engine_source() -> str:
         f'extern "C" __global__ void mk_open({parameters}) {{ mk::open_role(args); }}\n'
         f'extern "C" __global__ void mk_arrivals({parameters}, unsigned source, unsigned group, unsigned last) {{\n'
         "  mk::engine_arrivals_role(args, gather, source, group, last);\n}\n"
+        f'extern "C" __global__ void mk_audit({parameters}) {{ mk::audit_role(args); }}\n'
     )
 
 
@@ -58,6 +59,7 @@ class EngineDevice:
     gate: ctypes.c_void_p
     open: ctypes.c_void_p
     arrivals: ctypes.c_void_p
+    audit: ctypes.c_void_p
     stream: int
     streams: StreamOperations
     begun: int
@@ -73,8 +75,8 @@ class EngineDevice:
         driver.check("cuStreamCreateWithPriority", code)
         assert stream.value is not None
         return EngineDevice(
-            gate=functions[0], open=functions[1], arrivals=functions[2], stream=stream.value, streams=streams,
-            begun=streams.create_event(), ended=streams.create_event(),
+            gate=functions[0], open=functions[1], arrivals=functions[2], audit=functions[3], stream=stream.value,
+            streams=streams, begun=streams.create_event(), ended=streams.create_event(),
         )  # fmt: skip
 
 
@@ -137,6 +139,7 @@ class PreparedTransfers:
         ]
         self._config = driver.LaunchConfig(grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0, num_attributes=0)
         self._words = (ctypes.c_uint32 * 3)()
+        self._opened = False
         addresses = [ctypes.addressof(block) for block in arguments]
         addresses += [ctypes.addressof(self._words) + 4 * i for i in range(3)]
         self._parameters = (ctypes.c_void_p * 5)(*addresses)
@@ -150,6 +153,7 @@ class PreparedTransfers:
     def open(self, stream: int, captured: bool) -> None:
         """Enter the launch, where no fused kernel does; `captured`: into a graph."""
         self._arguments[0].is_captured = captured
+        self._opened = True
         self._launch(self._device.open, stream)
 
     def start(self, stream: int) -> None:
@@ -171,5 +175,7 @@ class PreparedTransfers:
         self._launch(self._device.arrivals, stream)
 
     def finish(self, stream: int) -> None:
-        """What follows on the stream may write the shard."""
+        """After the last product. What follows on the stream may write the shard."""
+        if self._opened:  # a fused kernel looks by itself
+            self._launch(self._device.audit, stream)
         self._device.streams.wait_event(stream, self._device.ended)

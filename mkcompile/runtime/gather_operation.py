@@ -333,7 +333,8 @@ class GatherOperation:
         workspace = self.group.workspace.require(_demand(self.choice, self.form.size, self.group), capturing)
         area = None
         if self.engine is not None:
-            area = self.group.area.require(self.choice.schedule.arena_bytes(self.form.size), capturing)
+            num_bytes = self.choice.schedule.arena_bytes(self.form.size)
+            area = self.group.area.require(num_bytes, capturing, workspace.slot)
         if workspace is not self.workspace or area is not self.area:
             self.workspace, self.area = workspace, area
             self.launches.clear()

@@ -192,7 +192,7 @@ class FakePlatform:
 
     def engine(self, device: torch.device, streams: Any) -> EngineDevice:
         one = ctypes.c_void_p(1)
-        return EngineDevice(gate=one, open=one, arrivals=one, stream=99, streams=streams, begun=1, ended=2)
+        return EngineDevice(gate=one, open=one, arrivals=one, audit=one, stream=99, streams=streams, begun=1, ended=2)
 
     def mover(self, device: torch.device, streams: Any) -> MoverDevice:
         return MoverDevice(function=ctypes.c_void_p(1), stream=98, streams=streams, begun=3, ended=4)

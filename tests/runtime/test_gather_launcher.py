@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from mkcompile.config import read_settings
-from mkcompile.errors import OperatorInputError, WorkspaceError
+from mkcompile.errors import OperatorInputError, PeerGaveUpError, WorkspaceError
 from mkcompile.ops.all_gather_gemm import AllGatherGemm
 from mkcompile.ops.registry import arguments
-from mkcompile.runtime import gather_schedule, tactics
+from mkcompile.runtime import abi, gather_schedule, tactics
 from mkcompile.runtime.gather_abi import APART, COLUMNS, ENGINE_COPIES, PEERS_READ, TOGETHER
 from mkcompile.runtime.gather_engine import EnginePlaces, transfers
 from mkcompile.runtime.gather_form import GatherForm, gather_form_of
@@ -116,6 +116,35 @@ def test_copy_engine_sends_rows_then_flags(
     assert {source for _, source, _ in flags} == {flags[0][1]}
     log = platform.fake_streams.log
     assert log.index("record 1 on 7") < log.index("99 waits 1") < log.index("record 2 on 99") < log.index("7 waits 2")
+
+
+def test_transfers_of_a_launch_that_was_given_up_have_their_area_to_themselves(
+    launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "_tactics", engine_only())
+    launcher(gather(4096, 1024))
+    platform.report(0, op=3, rank=0, peer=1, code=abi.PEER_GAVE_UP)
+    with pytest.raises(PeerGaveUpError, match="rank 1 gave up"):
+        launcher(gather(4096, 1024))
+    assert launcher(gather(4096, 1024)) is not None
+    assert len(platform.backing_of_group.allocated_bytes) == 4, "a new workspace and a new area"
+    assert launcher(gather(4096, 1024)) is not None and len(platform.backing_of_group.allocated_bytes) == 4
+
+
+def test_an_area_that_a_graph_holds_does_not_serve_a_later_workspace(
+    launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "_tactics", engine_only())
+    launcher(gather(4096, 1024))
+    platform.fake_streams.capturing = 3
+    launcher(gather(4096, 1024))
+    platform.fake_streams.capturing = 0
+    monkeypatch.setattr(launcher, "_tactics", Planned(own_basis, available=frozenset({"all_gather_gemm/push"})))
+    launcher(gather(16384, 4096))
+    assert len(platform.backing_of_group.allocated_bytes) == 3, "a larger workspace"
+    monkeypatch.setattr(launcher, "_tactics", engine_only())
+    launcher(gather(4096, 2048))
+    assert len(platform.backing_of_group.allocated_bytes) == 4, "and an area that no replay writes"
 
 
 def test_copy_engine_is_not_set_up_inside_a_capture(
