@@ -43,13 +43,20 @@ enum EmulatedOrder : u32 {
   kUncounted = 2,  ///< a negative control: the flag is one more piece that nobody counts, so it can come first
 };
 
+/// Does whoever polls a flag of the region see what a NIC wrote before it?
+enum WriteOrder : u32 {
+  kWritesInOrder = 0,    ///< yes: host memory, and GPUs that order such writes for themselves
+  kWritesFlushed = 1,    ///< after a flush by the receiver's proxy, which publishes the flags
+  kWritesUnordered = 2,  ///< no, and nothing can be done: NICs must not write there
+};
+
 /// All settings of a proxy. Addresses are 0 where there is none; texts end with 0.
 struct ProxyOptions {
   u64 region_base, region_bytes, flags_offset;
   u64 ring_control, ring_slots;  ///< memory of the ring (pinned, zero), or 0: the proxy allocates it
-  u64 copy_context, copy_start, copy_finished;        ///< host::CopyEngine
+  u64 copy_context, copy_start, copy_finished, copy_pin, copy_unpin;  ///< host::CopyEngine
   u64 flag_context, flag_flush, flag_write, flag_commit;  ///< host::FlagWriter
-  u64 bounce_base, bounce_bytes;                      ///< pinned memory for regions that a network can't reach, or 0
+  u64 bounce_base, bounce_bytes;  ///< tcp: pinned memory for regions that sockets can't reach, or 0
   u64 peer_bases;                                     ///< emulated: u64[world], regions as mapped here, or 0
   u64 dmabuf_offset;
   u64 window_ns;     ///< how long a command may wait for others of its connection
@@ -64,6 +71,8 @@ struct ProxyOptions {
   u32 rank, world, lanes, max_outstanding;
   u32 ring_capacity, timeline_capacity;
   u32 order;         ///< EmulatedOrder
+  u32 write_order;   ///< WriteOrder of the region's memory
+  u32 always_bounces;  ///< verbs: not 0: through a bounce buffer, though a NIC may reach the region
   u32 reserved;
   char device[64];   ///< NIC or interface; empty: chosen automatically
 };

@@ -70,7 +70,8 @@ int mk_proxy_start(MkProxy* proxy, Error* error) { return give(proxy->session->p
 void mk_proxy_facts(MkProxy* proxy, MkFacts* facts) {
   Session& session = *proxy->session;
   *facts = {reinterpret_cast<u64>(session.control()), reinterpret_cast<u64>(session.slots()),
-            static_cast<u32>(session.proxy().transport().registration()), 0, {}};
+            static_cast<u32>(session.proxy().transport().registration()),
+            session.proxy().transport().counts() ? 1u : 0u, {}};
   std::snprintf(facts->device, sizeof facts->device, "%s", session.proxy().transport().device());
 }
 
@@ -112,10 +113,15 @@ int mk_cuda_engine_open(int device, MkCudaEngine** engine, MkHooks* hooks, Error
   const mk::host::CopyEngine copies = made->copies();
   const mk::host::FlagWriter flags = made->flags();
   *hooks = {reinterpret_cast<u64>(copies.context), reinterpret_cast<u64>(copies.start),
-            reinterpret_cast<u64>(copies.finished), reinterpret_cast<u64>(flags.write),
-            reinterpret_cast<u64>(flags.commit)};
+            reinterpret_cast<u64>(copies.finished), reinterpret_cast<u64>(copies.pin),
+            reinterpret_cast<u64>(copies.unpin), reinterpret_cast<u64>(flags.write),
+            reinterpret_cast<u64>(flags.commit), made->write_order(), 0};
   *engine = new MkCudaEngine{std::move(made)};
   return 0;
 }
 
 void mk_cuda_engine_close(MkCudaEngine* engine) { delete engine; }
+
+int mk_cuda_export(MkCudaEngine* engine, u64 address, u64 bytes, int* descriptor, u64* offset, Error* error) {
+  return give(engine->engine->export_memory(address, bytes, *descriptor, *offset), error);
+}

@@ -15,7 +15,9 @@ struct MkCudaEngine;
 
 /// Functions of an engine, as ProxyOptions takes them.
 struct MkHooks {
-  mk::u64 context, copy_start, copy_finished, flag_write, flag_commit;
+  mk::u64 context, copy_start, copy_finished, copy_pin, copy_unpin, flag_write, flag_commit;
+  mk::u32 write_order;  ///< WriteOrder of the device's memory
+  mk::u32 reserved;
 };
 
 /// Where one field of a shared structure lies.
@@ -31,7 +33,7 @@ struct MkFacts {
   mk::u64 ring_control;
   mk::u64 ring_slots;
   mk::u32 registration;  ///< host::Registration
-  mk::u32 reserved;
+  mk::u32 counts;        ///< 1: flags of the own region are published by the own proxy, 0: by the sender's NIC
   char device[64];
 };
 
@@ -65,3 +67,6 @@ MK_EXPORT int mk_proxy_close(MkProxy* proxy, mk::u64 limit_ns, mk::host::Error* 
 /// Copies and flags for the memory of one CUDA device. It must outlive the proxies that use it, one at a time.
 MK_EXPORT int mk_cuda_engine_open(int device, MkCudaEngine** engine, MkHooks* hooks, mk::host::Error* error);
 MK_EXPORT void mk_cuda_engine_close(MkCudaEngine* engine);
+/// A dma-buf of the allocation with `bytes` at `address`, which the caller closes, and where the address lies in it.
+MK_EXPORT int mk_cuda_export(MkCudaEngine* engine, mk::u64 address, mk::u64 bytes, int* descriptor, mk::u64* offset,
+                             mk::host::Error* error);

@@ -207,18 +207,20 @@ bool Proxy::progress() noexcept {
   return count > 0 || counters_.get(kArrivals) != arrivals;
 }
 
-int Proxy::publish(u32 peer, u32 slot, u32 value, Error& error) noexcept {
-  const Place place{"publish", transport_->device(), static_cast<i32>(peer)};
+int Proxy::publish(const Arrival& arrival, Error& error) noexcept {
+  const u32 slot = arrival.slot;
+  const Place place{"publish", transport_->device(), static_cast<i32>(arrival.peer)};
   if (slot >= region_.num_flags) {
     error = fail(place, EPROTO, "flag %u of %u", slot, region_.num_flags);
     return -1;
   }
-  if (const i32 status = store_flag(flag_writer_, flag_address(region_.base, region_.flags_offset, slot), value)) {
+  std::byte* flag = flag_address(region_.base, region_.flags_offset, slot);
+  if (const i32 status = store_flag(flag_writer_, flag, arrival.value)) {
     error = fail(place, status, "flag %u", slot);
     return -1;
   }
   counters_.add(kArrivals);
-  if (timeline_.enabled()) timeline_.add({now_ns(), 0, 0, peer, slot, value, kArrived});
+  if (timeline_.enabled()) timeline_.add({now_ns(), 0, 0, arrival.peer, slot, arrival.value, kArrived});
   return 0;
 }
 

@@ -48,7 +48,7 @@ class Proxy final : public Publisher {
   const Counters& counters() const noexcept { return counters_; }
   const Timeline& timeline() const noexcept { return timeline_; }
 
-  int publish(u32 peer, u32 slot, u32 value, Error& error) noexcept override;
+  int publish(const Arrival& arrival, Error& error) noexcept override;
 
  private:
   void run() noexcept;

@@ -5,7 +5,7 @@
 #include <new>
 
 #include "host/flags.h"
-#include "host/transports.h"
+#include "host/registration.h"
 #include "host/wait.h"
 
 namespace mk::host {
@@ -13,7 +13,7 @@ namespace mk::host {
 namespace {
 
 constexpr u32 kMagic = 0x58504b4d;  // "MKPX"
-constexpr u32 kVersion = 1;
+constexpr u32 kVersion = 2;
 
 /// Before the transport's own part of an endpoint: what both sides must agree on, and the region's limits.
 struct Header {
@@ -33,6 +33,8 @@ CopyEngine copy_engine(const ProxyOptions& options) {
   engine.context = reinterpret_cast<void*>(options.copy_context);
   engine.start = function_at<decltype(engine.start)>(options.copy_start);
   engine.finished = function_at<decltype(engine.finished)>(options.copy_finished);
+  engine.pin = function_at<decltype(engine.pin)>(options.copy_pin);
+  engine.unpin = function_at<decltype(engine.unpin)>(options.copy_unpin);
   return engine;
 }
 
@@ -52,6 +54,7 @@ Region region_of(const ProxyOptions& options) {
   region.flags_offset = options.flags_offset;
   region.num_flags = options.num_flags;
   region.kind = static_cast<MemoryKind>(options.memory_kind);
+  region.write_order = static_cast<WriteOrder>(options.write_order);
   region.dmabuf = options.dmabuf;
   region.dmabuf_offset = options.dmabuf_offset;
   return region;
@@ -102,6 +105,8 @@ Error Session::check_options() const {
   const bool inside = flags_bytes <= o.region_bytes && o.flags_offset <= o.region_bytes - flags_bytes;
   if (!inside || (o.region_base + o.flags_offset) % sizeof(u32) != 0) return refuse("flags outside of the region");
   if ((o.copy_start == 0) != (o.copy_finished == 0)) return refuse("half a copy engine");
+  if ((o.copy_pin == 0) != (o.copy_unpin == 0)) return refuse("memory that is pinned for good");
+  if (o.write_order > kWritesUnordered) return refuse("an order of writes that is not known");
   const bool stores_flags = o.transport != kRc;
   if (o.memory_kind == static_cast<u32>(MemoryKind::kCuda) && stores_flags && o.flag_write == 0) {
     return refuse("flags in device memory, and no function that stores them");
@@ -132,10 +137,10 @@ Error Session::make() {
                                options_.window_ns,         options_.timeout_ns, options_.idle_spin_ns};
   const CommandRing ring(control_, slots_, options_.ring_capacity);
   proxy_ = std::make_unique<Proxy>(settings, region_, flag_writer(options_), ring);
-  Made made = make_transport(options_, setup_of(options_, *proxy_));
+  Made made = make_registered(options_, setup_of(options_, *proxy_));
   if (made.error) return made.error;
   proxy_->use(std::move(made.transport));
-  return proxy_->transport().register_memory();
+  return {};
 }
 
 Error Session::endpoint(u32 peer, std::vector<u8>& blob) {

@@ -16,7 +16,8 @@
 // When a flag may be published: when every byte of its message can be read by whoever polls the flag (the owner GPU, or
 // host threads). Two ways are right:
 //   ordered connection   data writes, then the flag write, on one reliable connection, into one registration of memory
-//                        without relaxed ordering. The receiver's proxy does nothing.
+//                        without relaxed ordering. The receiver's proxy does nothing. Only where the NIC and the memory
+//                        keep the order of writes (Region::write_order).
 //   counted              order means nothing. Every piece tells the receiver's proxy its slot and the number of pieces;
 //                        who receives counts (Arrivals, arrivals.h) and calls Publisher::publish when all have come.
 // Messages have no order among each other, even on one connection. A slot has one writing peer and one message at a
@@ -46,6 +47,7 @@
 #include <vector>
 
 #include "abi/command_ring.h"
+#include "abi/proxy_records.h"
 #include "host/error.h"
 
 namespace mk::host {
@@ -59,6 +61,7 @@ enum class Registration : u32 {
   kDmaBuf = 2,   ///< ibv_reg_dmabuf_mr
   kPeerMem = 3,  ///< ibv_reg_mr of a device pointer
   kBounce = 4,   ///< pinned host memory, copied to and from by Setup::copy
+  kRefused = 5,  ///< by none of these
 };
 
 /// The memory that peers write and we send from: data and arrival flags in one block, laid out by the caller.
@@ -68,6 +71,7 @@ struct Region {
   u64 flags_offset = 0;  ///< of the first 32-bit flag word; all flags lie inside the region
   u32 num_flags = 0;
   MemoryKind kind = MemoryKind::kHost;
+  WriteOrder write_order = kWritesInOrder;
   i32 dmabuf = -1;         ///< descriptor that covers the region, or -1; stays the caller's
   u64 dmabuf_offset = 0;   ///< of `base` in it
 };
@@ -79,6 +83,9 @@ struct CopyEngine {
   i32 (*start)(void* context, void* destination, const void* source, u64 bytes, u64 token) = nullptr;
   /// 1: done, and its bytes can be read by all; 0: not yet; a negative errno.
   i32 (*finished)(void* context, u64 token) = nullptr;
+  /// Locks host memory for copies that don't block; control thread. 0, or a negative errno. May be null, both or none.
+  i32 (*pin)(void* context, void* address, u64 bytes) = nullptr;
+  void (*unpin)(void* context, void* address) = nullptr;
 };
 
 /// Stores to flag words that the CPU can't reach. All null: a release store by the proxy thread.
@@ -92,13 +99,22 @@ struct FlagWriter {
   i32 (*commit)(void* context) = nullptr;
 };
 
+/// A message that is complete: `bytes` at `offset` of the own region, and the flag that says so.
+struct Arrival {
+  u32 peer;
+  u32 slot;
+  u32 value;
+  u64 offset;
+  u64 bytes;
+};
+
 /// Publishes flags of the own region; implemented by the proxy, called by transports from poll() on the proxy thread.
 class Publisher {
  public:
   virtual ~Publisher() = default;
-  /// All bytes of the message for `slot` from `peer` are in place. -1 with `error` filled where the slot does not exist
-  /// or the device refuses; the transport then returns -1 from poll().
-  virtual int publish(u32 peer, u32 slot, u32 value, Error& error) noexcept = 0;
+  /// All bytes of the message are in place. -1 with `error` filled where the slot does not exist or the device refuses;
+  /// the transport then returns -1 from poll().
+  virtual int publish(const Arrival& arrival, Error& error) noexcept = 0;
 };
 
 /// What every transport gets. `publisher` outlives it.
@@ -111,7 +127,7 @@ struct Setup {
   FlagWriter flag_writer;     ///< for flags that a transport stores itself (emulated: the peer's)
   u32 lanes = 1;              ///< connections to each peer
   u32 max_outstanding = 256;  ///< messages in flight over all peers; the same on every rank
-  std::span<std::byte> bounce;  ///< pinned memory for Registration::kBounce and sockets; empty for host memory
+  std::span<std::byte> bounce;  ///< pinned memory for sockets; empty for host memory
   u64 timeout_ns = 0;         ///< how long a peer may be silent in the midst of something before it counts as lost
   u64 seed = 0;               ///< of whatever is random (shuffling)
   std::string device;         ///< NIC ("mlx5_0", "rxe0") or interface ("eth0"); empty: the transport chooses
@@ -134,6 +150,8 @@ class Transport {
   /// Device in use, for errors and `doctor`: "mlx5_0/1 gid 3", "eth0", "emulated". Valid for the transport's life.
   virtual const char* device() const noexcept = 0;
   virtual Registration registration() const noexcept = 0;
+  /// Are flags of the own region published by the own proxy? Known once the memory is registered.
+  virtual bool counts() const noexcept { return true; }
 
   [[nodiscard]] virtual Error register_memory() = 0;
   /// What `peer` needs to reach us; at most kMaxEndpointBytes.

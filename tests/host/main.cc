@@ -1,5 +1,6 @@
-// mkproxy_tests [NAME | --without NAME | --list]: one test, all, all but one, or their names. Exit status 1 where one
-// fails.
+// mkproxy_tests [BEGINNING | --without NAME... | --list]: tests whose names begin so, all, all but some, or the names.
+// Exit status 1 where one fails.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 
@@ -14,6 +15,12 @@ std::vector<mk::test::Test> all_tests() {
         mk::test::emulated_tests(), mk::test::cuda_tests(), mk::test::tcp_tests(), mk::test::tcp_fault_tests()}) {
     all.insert(all.end(), some.begin(), some.end());
   }
+#if MK_WITH_VERBS && MK_WITH_EFA
+  for (const auto& some : {mk::test::verbs_tests(), mk::test::registration_tests(), mk::test::bounce_tests(),
+                           mk::test::srd_tests()}) {
+    all.insert(all.end(), some.begin(), some.end());
+  }
+#endif
   return all;
 }
 
@@ -34,14 +41,18 @@ bool passes(const mk::test::Test& test) {
 
 int main(int count, char** arguments) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  const std::string first = count > 1 ? arguments[1] : "", second = count > 2 ? arguments[2] : "";
+  const std::vector<std::string> given(arguments + 1, arguments + count);
+  const std::string first = given.empty() ? "" : given[0];
+  const bool lists = first == "--list", leaves_out = first == "--without";
   int ran = 0, failed = 0;
   for (const mk::test::Test& test : all_tests()) {
-    if (first == "--list") {
+    const bool is_named = std::find(given.begin(), given.end(), test.name) != given.end();
+    const bool runs = leaves_out ? !is_named : lists || std::string(test.name).starts_with(first);
+    if (!runs) continue;
+    ++ran;
+    if (lists) {
       std::puts(test.name);
-      ++ran;
-    } else if (first.empty() || first == test.name || (first == "--without" && second != test.name)) {
-      ++ran;
+    } else {
       failed += passes(test) ? 0 : 1;
     }
   }

@@ -1,11 +1,9 @@
-// Copies and flags through a CUDA driver that is not there: a stand-in which is as late as a device can be.
-#include <atomic>
+// Copies and flags through a CUDA driver that is not there.
 #include <cerrno>
 #include <cstring>
-#include <deque>
 
+#include "cuda_driver.h"
 #include "exchange.h"
-#include "host/cuda/engine.h"
 
 namespace mk::test {
 
@@ -13,102 +11,9 @@ namespace {
 
 using namespace mk::host;
 using cuda::Driver;
-using cuda::Result;
 using cuda::WriteOperation;
 
 constexpr u64 kSecond = 1'000'000'000;
-
-/// Copies are made only when somebody asks for an event behind them, and not at the first question.
-struct Stream {
-  struct Copy {
-    void* to;
-    const void* from;
-    u64 bytes;
-  };
-  std::deque<Copy> waiting;
-  u64 enqueued = 0, executed = 0, questions = 0;
-
-  void run_until(u64 number) {
-    for (; executed < number; ++executed) {
-      std::memcpy(waiting.front().to, waiting.front().from, waiting.front().bytes);
-      waiting.pop_front();
-    }
-  }
-};
-
-struct Event {
-  Stream* stream = nullptr;
-  u64 behind = 0;
-};
-
-Driver stand_in() {
-  Driver driver{};
-  driver.init = [](unsigned) { return 0; };
-  driver.retain = [](void** context, int) {
-    static int primary;
-    *context = &primary;
-    return 0;
-  };
-  driver.release = [](int) { return 0; };
-  driver.set_current = [](void*) { return 0; };
-  driver.create_stream = [](void** stream, unsigned, int) {
-    *stream = new Stream;
-    return 0;
-  };
-  driver.destroy_stream = [](void* stream) {
-    delete static_cast<Stream*>(stream);
-    return 0;
-  };
-  driver.create_event = [](void** event, unsigned) {
-    *event = new Event;
-    return 0;
-  };
-  driver.destroy_event = [](void* event) {
-    delete static_cast<Event*>(event);
-    return 0;
-  };
-  driver.copy = [](u64 to, u64 from, std::size_t bytes, void* stream) {
-    auto* queue = static_cast<Stream*>(stream);
-    queue->waiting.push_back({reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes});
-    ++queue->enqueued;
-    return 0;
-  };
-  driver.record = [](void* event, void* stream) {
-    *static_cast<Event*>(event) = {static_cast<Stream*>(stream), static_cast<Stream*>(stream)->enqueued};
-    return 0;
-  };
-  driver.query = [](void* event) {
-    auto* asked = static_cast<Event*>(event);
-    if (asked->stream->executed >= asked->behind) return cuda::kSuccess;
-    if (++asked->stream->questions % 3 != 0) return cuda::kNotReady;
-    asked->stream->run_until(asked->behind);
-    return cuda::kSuccess;
-  };
-  driver.batch = [](void*, unsigned count, WriteOperation* operations, unsigned) {
-    for (unsigned i = 0; i < count; ++i) {
-      auto* flag = reinterpret_cast<u32*>(operations[i].address);
-      std::atomic_ref<u32>(*flag).store(static_cast<u32>(operations[i].value), std::memory_order_release);
-    }
-    return 0;
-  };
-  driver.flush = [](int, int) { return 0; };
-  driver.attribute = [](int* value, int, int) {
-    *value = 0;
-    return 0;
-  };
-  return driver;
-}
-
-void use_engine(cuda::Engine& engine, ProxyOptions& options) {
-  const CopyEngine copies = engine.copies();
-  const FlagWriter flags = engine.flags();
-  options.copy_context = reinterpret_cast<u64>(copies.context);
-  options.copy_start = reinterpret_cast<u64>(copies.start);
-  options.copy_finished = reinterpret_cast<u64>(copies.finished);
-  options.flag_context = reinterpret_cast<u64>(flags.context);
-  options.flag_write = reinterpret_cast<u64>(flags.write);
-  options.flag_commit = reinterpret_cast<u64>(flags.commit);
-}
 
 void bytes_arrive_before_their_flags(EmulatedOrder order, u32 lanes) {
   Plan plan;
@@ -117,7 +22,7 @@ void bytes_arrive_before_their_flags(EmulatedOrder order, u32 lanes) {
   Sides sides;
   for (u32 rank = 0; rank < 2; ++rank) {
     Error error;
-    engines.push_back(cuda::Engine::open(stand_in(), static_cast<int>(rank), error));
+    engines.push_back(cuda::Engine::open(cuda_driver(), static_cast<int>(rank), error));
     CHECK(!error);
     ProxyOptions options = options_for(plan);
     options.transport = kEmulated;
@@ -148,7 +53,7 @@ struct Asked {
 thread_local Asked asked;
 
 Driver counting_driver() {
-  static const Driver plain = stand_in();
+  static const Driver plain = cuda_driver();
   Driver driver = plain;
   driver.copy = [](u64 to, u64 from, std::size_t bytes, void* stream) {
     ++asked.copies;
@@ -232,7 +137,7 @@ void flags_of_a_round_go_out_together() {
 
 void more_copies_than_events_still_finish() {
   Error error;
-  const auto engine = cuda::Engine::open(stand_in(), 0, error);
+  const auto engine = cuda::Engine::open(cuda_driver(), 0, error);
   const CopyEngine copies = engine->copies();
   constexpr u64 kCopies = 1000;
   const FlagWriter flags = engine->flags();
@@ -249,14 +154,81 @@ void more_copies_than_events_still_finish() {
   }
 }
 
+/// What a device says of itself, and what is done for it before flags go out.
+void flags_wait_for_the_flush_that_the_device_needs() {
+  struct Case {
+    int ordering, options;
+    WriteOrder expected;
+    u32 host_flushes, stream_flushes;
+  };
+  for (const Case& one : {Case{0, 1, kWritesFlushed, 1, 0}, Case{0, 3, kWritesFlushed, 1, 0},
+                          Case{0, 2, kWritesFlushed, 0, 1}, Case{0, 0, kWritesUnordered, 0, 0},
+                          Case{100, 1, kWritesInOrder, 0, 0}, Case{200, 0, kWritesInOrder, 0, 0}}) {
+    static thread_local Case current;
+    static thread_local std::vector<char> events;
+    current = one;
+    events.clear();
+    Driver driver = cuda_driver();
+    driver.attribute = [](int* value, int attribute, int) {
+      *value = attribute == kWritesOrdering ? current.ordering : attribute == kFlushOptions ? current.options : 0;
+      return 0;
+    };
+    driver.flush = [](int, int) { return events.push_back('h'), 0; };
+    driver.batch = [](void*, unsigned count, WriteOperation* operations, unsigned) {
+      for (unsigned i = 0; i < count; ++i) {
+        events.push_back(operations[i].operation == cuda::kFlushRemoteWrites ? 's' : 'f');
+      }
+      return 0;
+    };
+    Error error;
+    const auto engine = cuda::Engine::open(driver, 0, error);
+    CHECK_EQUAL(engine->write_order(), one.expected);
+    const FlagWriter flags = engine->flags();
+    u32 words[2] = {};
+    for (u32& word : words) CHECK_EQUAL(flags.write(flags.context, &word, 3), 0);
+    CHECK_EQUAL(flags.commit(flags.context), 0);
+    const std::string expected = std::string(one.host_flushes, 'h') + std::string(one.stream_flushes, 's') + "ff";
+    CHECK_EQUAL(std::string(events.begin(), events.end()), expected);
+  }
+}
+
+void memory_is_exported_with_its_whole_allocation() {
+  static thread_local u64 asked_base, asked_bytes;
+  Driver driver = cuda_driver();
+  driver.handle = [](void* handle, u64 base, std::size_t bytes, int type, unsigned long long) {
+    asked_base = base;
+    asked_bytes = bytes;
+    *static_cast<int*>(handle) = 77;
+    return type == 1 ? 0 : 1;
+  };
+  Error error;
+  int descriptor = 0;
+  u64 offset = 0;
+  auto engine = cuda::Engine::open(driver, 0, error);
+  CHECK(!engine->export_memory(3 * kAllocation + 512, 4096, descriptor, offset));
+  CHECK_EQUAL(descriptor, 77);
+  CHECK_EQUAL(offset, 512u);
+  CHECK_EQUAL(asked_base, 3 * kAllocation);
+  CHECK_EQUAL(asked_bytes, kAllocation);
+  CHECK_EQUAL(engine->export_memory(4096, kAllocation, descriptor, offset).number, ENODEV);  // beyond its end
+  CHECK_EQUAL(descriptor, -1);
+  driver.attribute = [](int* value, int, int) { return *value = 0; };
+  engine = cuda::Engine::open(driver, 0, error);
+  CHECK(engine->export_memory(4096, 64, descriptor, offset));
+  driver = cuda_driver();
+  driver.handle = nullptr;  // an old driver
+  engine = cuda::Engine::open(driver, 0, error);
+  CHECK(engine->export_memory(4096, 64, descriptor, offset));
+}
+
 void what_the_driver_refuses_is_an_error() {
   Error error;
-  Driver driver = stand_in();
+  Driver driver = cuda_driver();
   driver.create_event = [](void**, unsigned) { return 2; };
   CHECK(cuda::Engine::open(driver, 3, error) == nullptr);
   CHECK_EQUAL(std::string(error.call), std::string("cuEventCreate"));
   CHECK_EQUAL(std::string(error.device), std::string("cuda:3"));
-  driver = stand_in();
+  driver = cuda_driver();
   driver.copy = [](u64, u64, std::size_t, void*) { return 700; };
   const auto engine = cuda::Engine::open(driver, 0, error);
   const CopyEngine copies = engine->copies();
@@ -276,6 +248,8 @@ std::vector<Test> cuda_tests() {
            a_copy_that_is_held_back_goes_out_when_it_is_asked_for},
           {"cuda/flags_of_a_round_go_out_together", flags_of_a_round_go_out_together},
           {"cuda/more_copies_than_events_still_finish", more_copies_than_events_still_finish},
+          {"cuda/flags_wait_for_the_flush_that_the_device_needs", flags_wait_for_the_flush_that_the_device_needs},
+          {"cuda/memory_is_exported_with_its_whole_allocation", memory_is_exported_with_its_whole_allocation},
           {"cuda/what_the_driver_refuses_is_an_error", what_the_driver_refuses_is_an_error}};
 }
 

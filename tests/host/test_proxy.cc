@@ -48,7 +48,7 @@ class Scripted final : public Transport {
   int poll(std::span<u64> tickets, Error& error) noexcept override {
     const std::scoped_lock lock(script_.mutex);
     if (script_.poll_error) return error = script_.poll_error, -1;
-    if (script_.publish_slot != ~0u && publisher_.publish(1, script_.publish_slot, 77, error) < 0) return -1;
+    if (script_.publish_slot != ~0u && publisher_.publish({1, script_.publish_slot, 77, 0, 0}, error) < 0) return -1;
     script_.publish_slot = ~0u;
     std::size_t count = 0;
     for (; count < tickets.size() && !script_.completions.empty(); ++count) {

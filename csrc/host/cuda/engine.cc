@@ -11,11 +11,32 @@ constexpr unsigned kNonBlocking = 1;    // CU_STREAM_NON_BLOCKING
 // kernel, say, that follows one which waits for these very copies. No kernel is launched at this priority.
 constexpr int kPriority = -3;
 constexpr unsigned kNoTiming = 2;       // CU_EVENT_DISABLE_TIMING
+constexpr int kFlushOptions = 117;      // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS
+constexpr int kHostFlushes = 1, kStreamFlushes = 2;  // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST, _MEMOPS
 constexpr int kWritesOrdering = 118;    // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
+constexpr int kExportsDmaBuf = 124;     // CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
+constexpr int kDmaBuf = 1;              // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
 constexpr int kOrderedForOwner = 100;   // CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
 constexpr int kCurrentContext = 0;      // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX
-constexpr Result kInvalidValue = 1, kIllegalAddress = 700, kNotSupported = 801;
+constexpr Result kInvalidValue = 1, kOutOfMemory = 2, kIllegalAddress = 700, kNotSupported = 801;
 constexpr int kToOwner = 100;           // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER
+
+/// The device's context on a thread that has another one, and gets it back.
+class Inside {
+ public:
+  Inside(const Driver& driver, void* context) : driver_(driver), result_(driver.push(context)) {}
+  ~Inside() {
+    void* context = nullptr;
+    if (result_ == kSuccess) driver_.pop(&context);
+  }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+  Result result() const noexcept { return result_; }
+
+ private:
+  const Driver& driver_;
+  const Result result_;
+};
 
 }  // namespace
 
@@ -28,19 +49,17 @@ std::unique_ptr<Engine> Engine::open(const Driver& driver, int device, Error& er
   return error ? nullptr : std::move(engine);
 }
 
+Error Engine::refuse(const char* call, Result result) const noexcept {
+  char name[40];
+  std::snprintf(name, sizeof name, "cuda:%d", device_);
+  return fail({call, name}, ENODEV, "CUDA error %d", result);
+}
+
 Error Engine::make() {
-  const auto refuse = [this](const char* call, Result result) {
-    char name[40];
-    std::snprintf(name, sizeof name, "cuda:%d", device_);
-    return fail({call, name}, ENODEV, "CUDA error %d", result);
-  };
   if (const Result result = driver_.retain(&context_, device_)) return refuse("cuDevicePrimaryCtxRetain", result);
-  if (const Result result = driver_.set_current(context_)) return refuse("cuCtxSetCurrent", result);
-  int ordering = 0;
-  if (const Result result = driver_.attribute(&ordering, kWritesOrdering, device_)) {
-    return refuse("cuDeviceGetAttribute", result);
-  }
-  needs_flush_ = ordering < kOrderedForOwner;
+  const Inside inside(driver_, context_);
+  if (inside.result() != kSuccess) return refuse("cuCtxPushCurrent", inside.result());
+  if (Error error = look_at_order()) return error;
   for (auto* streams : {&copies_, &flags_}) {
     for (void*& stream : *streams) {
       const Result result = driver_.create_stream(&stream, kNonBlocking, kPriority);
@@ -53,9 +72,52 @@ Error Engine::make() {
   return {};
 }
 
+/// What the device says of writes of NICs to its memory. One that orders them needs nothing; one that does not has to
+/// be flushed before a flag says that they are there.
+Error Engine::look_at_order() noexcept {
+  int ordering = 0, options = 0;
+  if (const Result result = driver_.attribute(&ordering, kWritesOrdering, device_)) {
+    return refuse("cuDeviceGetAttribute", result);
+  }
+  if (const Result result = driver_.attribute(&options, kFlushOptions, device_)) {
+    return refuse("cuDeviceGetAttribute", result);
+  }
+  if (ordering >= kOrderedForOwner) return {};
+  const bool can_flush = (options & (kHostFlushes | kStreamFlushes)) != 0;
+  write_order_ = can_flush ? kWritesFlushed : kWritesUnordered;
+  flushes_on_stream_ = can_flush && (options & kHostFlushes) == 0;
+  return {};
+}
+
+Error Engine::export_memory(u64 address, u64 bytes, int& descriptor, u64& offset) noexcept {
+  int exports = 0;
+  u64 base = 0;
+  std::size_t size = 0;
+  descriptor = -1;
+  if (const Result result = driver_.attribute(&exports, kExportsDmaBuf, device_)) {
+    return refuse("cuDeviceGetAttribute", result);
+  }
+  if (exports == 0 || driver_.handle == nullptr) return refuse("cuMemGetHandleForAddressRange", kNotSupported);
+  const Inside inside(driver_, context_);
+  if (inside.result() != kSuccess) return refuse("cuCtxPushCurrent", inside.result());
+  if (const Result result = driver_.range(&base, &size, address)) return refuse("cuMemGetAddressRange", result);
+  if (address - base > size || bytes > size - (address - base)) return refuse("cuMemGetAddressRange", kInvalidValue);
+  // whole allocations begin and end with pages, which a dma-buf has to
+  if (const Result result = driver_.handle(&descriptor, base, size, kDmaBuf, 0)) {
+    return refuse("cuMemGetHandleForAddressRange", result);
+  }
+  offset = address - base;
+  return {};
+}
+
 Engine::~Engine() {
   if (context_ == nullptr) return;
-  driver_.set_current(context_);
+  destroy();
+  driver_.release(device_);
+}
+
+void Engine::destroy() noexcept {
+  const Inside inside(driver_, context_);
   for (const Mark& mark : marks_) {
     if (mark.event != nullptr) driver_.destroy_event(mark.event);
   }
@@ -64,13 +126,13 @@ Engine::~Engine() {
       if (stream != nullptr) driver_.destroy_stream(stream);
     }
   }
-  driver_.release(device_);
 }
 
 i32 Engine::failed(Result result) noexcept {
   switch (result) {
     case kSuccess: return 0;
     case kInvalidValue: return -EINVAL;
+    case kOutOfMemory: return -ENOMEM;
     case kIllegalAddress: return -EFAULT;
     case kNotSupported: return -ENOTSUP;
     default: return -EIO;
@@ -148,6 +210,10 @@ i32 Engine::write(void* flag, u32 value) noexcept {
   if (num_pending_ == kFlagsARound) {
     if (const i32 status = commit()) return status;
   }
+  if (num_pending_ == 0 && flushes_on_stream_) {
+    pending_[num_pending_] = {};
+    pending_[num_pending_++].operation = kFlushRemoteWrites;
+  }
   pending_[num_pending_] = {};
   pending_[num_pending_].address = reinterpret_cast<u64>(flag);
   pending_[num_pending_++].value = value;
@@ -157,13 +223,23 @@ i32 Engine::write(void* flag, u32 value) noexcept {
 i32 Engine::commit() noexcept {
   if (const i32 status = end_round()) return status;
   if (num_pending_ == 0) return 0;
-  if (needs_flush_) {
+  if (write_order_ == kWritesFlushed && !flushes_on_stream_) {
     if (const i32 status = failed(driver_.flush(kCurrentContext, kToOwner))) return status;
   }
   const Result result = driver_.batch(flags_[flag_stream_], num_pending_, pending_.data(), 0);
   flag_stream_ = (flag_stream_ + 1) % kStreams;
   num_pending_ = 0;
   return failed(result);
+}
+
+i32 Engine::pin(void* address, u64 bytes) noexcept {
+  const Inside inside(driver_, context_);
+  return inside.result() == kSuccess ? failed(driver_.pin(address, bytes, 0)) : failed(inside.result());
+}
+
+void Engine::unpin(void* address) noexcept {
+  const Inside inside(driver_, context_);
+  if (inside.result() == kSuccess) driver_.unpin(address);
 }
 
 CopyEngine Engine::copies() noexcept {
@@ -173,6 +249,8 @@ CopyEngine Engine::copies() noexcept {
     return static_cast<Engine*>(self)->start(destination, source, bytes, token);
   };
   engine.finished = [](void* self, u64 token) { return static_cast<Engine*>(self)->finished(token); };
+  engine.pin = [](void* self, void* address, u64 bytes) { return static_cast<Engine*>(self)->pin(address, bytes); };
+  engine.unpin = [](void* self, void* address) { static_cast<Engine*>(self)->unpin(address); };
   return engine;
 }
 

@@ -28,6 +28,10 @@ class Engine {
 
   CopyEngine copies() noexcept;
   FlagWriter flags() noexcept;
+  /// Are a NIC's writes to this device's memory seen in order, in a kernel that polls a flag?
+  WriteOrder write_order() const noexcept { return write_order_; }
+  /// A dma-buf of the allocation at `address`, and where the address lies in it. The caller closes the descriptor.
+  Error export_memory(u64 address, u64 bytes, int& descriptor, u64& offset) noexcept;
 
  private:
   static constexpr u32 kEvents = 256;
@@ -49,6 +53,9 @@ class Engine {
 
   Engine(const Driver& driver, int device);
   Error make();
+  void destroy() noexcept;
+  Error refuse(const char* call, Result result) const noexcept;
+  Error look_at_order() noexcept;
   i32 failed(Result result) noexcept;
   i32 enter() noexcept;
   i32 start(void* destination, const void* source, u64 bytes, u64 token) noexcept;
@@ -58,6 +65,8 @@ class Engine {
   i32 end_round() noexcept;
   i32 write(void* flag, u32 value) noexcept;
   i32 commit() noexcept;
+  i32 pin(void* address, u64 bytes) noexcept;
+  void unpin(void* address) noexcept;
 
   const Driver driver_;
   const int device_;
@@ -66,7 +75,8 @@ class Engine {
   u32 stream_ = 0;  ///< of the next copy
   std::array<void*, kStreams> flags_{};
   u32 flag_stream_ = 0;  ///< of the next round
-  bool needs_flush_ = false;
+  WriteOrder write_order_ = kWritesInOrder;
+  bool flushes_on_stream_ = false;  ///< the device flushes in front of the flags; else the host does
   bool entered_ = false;                ///< the proxy thread has the context
   Held held_;
   u64 started_ = 0, marked_ = 0, done_ = 0;  ///< numbers of copies that the driver has, from 1

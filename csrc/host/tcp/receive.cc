@@ -121,7 +121,8 @@ int Connection::receive_staged(u64& budget, Error& error) noexcept {
 
 int Connection::end_message(Error& error) noexcept {
   frame_got_ = 0;
-  return shared_.setup->publisher->publish(peer_, frame_.slot, frame_.value, error);
+  const Arrival arrival{peer_, frame_.slot, frame_.value, frame_.destination_offset, frame_.bytes};
+  return shared_.setup->publisher->publish(arrival, error);
 }
 
 int Connection::receive(Error& error) noexcept {

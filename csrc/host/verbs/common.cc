@@ -1,7 +1,6 @@
 #include "host/verbs/common.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 
@@ -16,10 +15,6 @@ constexpr u32 kDeepest = 1024, kShallowest = 16;
 constexpr u64 kMostRequestBytes = 1u << 30;
 constexpr u32 kLeft = 1;
 
-u32 load(const u32& word) noexcept {
-  return std::atomic_ref<u32>(const_cast<u32&>(word)).load(std::memory_order_acquire);
-}
-
 }  // namespace
 
 Common::Common(const Setup& setup, u32 links_per_peer)
@@ -27,7 +22,7 @@ Common::Common(const Setup& setup, u32 links_per_peer)
       links_per_peer_(links_per_peer),
       links_(std::size_t{setup.world} * links_per_peer),
       peers_(setup.world),
-      host_words_(links_.size() + setup.max_outstanding + setup.region.num_flags),
+      words_(static_cast<u32>(links_.size()), setup.max_outstanding, setup.region.num_flags),
       messages_(setup.max_outstanding) {
   for (u32 i = 0; i < setup.max_outstanding; ++i) free_.push_back(setup.max_outstanding - 1 - i);
 }
@@ -36,13 +31,17 @@ Error Common::open() {
   if (links_per_peer_ > kMaxLinks) return fail({"options"}, EINVAL, "at most %u connections to a peer", kMaxLinks);
   const u64 limit_ns = std::min(setup_.timeout_ns, kAddressLimitNs);
   if (Error error = device_.open(setup_.device, now_ns() + limit_ns)) return error;
-  const u32 wanted = std::clamp(setup_.max_outstanding * requests_per_message(), kShallowest, kDeepest);
+  counts_ = must_count();
+  if (counts_ && setup_.region.kind == MemoryKind::kCuda && setup_.flag_writer.write == nullptr) {
+    return fail({"options", device()}, EINVAL, "flags in device memory, and no function that stores them");
+  }
+  const u32 wanted = std::clamp(setup_.max_outstanding * requests_per_message(), kShallowest, kDeepest) + kReserved;
   const u32 most = static_cast<u32>(std::min(device_.limits().max_qp_wr, device_.limits().max_cqe));
   const u32 num_links = static_cast<u32>(links_.size());
   send_depth_ = std::min({wanted, most, static_cast<u32>(device_.limits().max_cqe) / num_links});
   receive_depth_ = counts() ? send_depth_ : 1;
   most_bytes_ = std::min<u64>(device_.port().max_msg_sz, kMostRequestBytes);
-  if (send_depth_ < requests_per_message() || most_bytes_ == 0) {
+  if (send_depth_ < requests_per_message() + kReserved || most_bytes_ == 0) {
     return fail({"ibv_query_device", device_.name()}, ENOBUFS, "%u requests a connection, %u connections", send_depth_,
                 num_links);
   }
@@ -52,7 +51,7 @@ Error Common::open() {
 
 Error Common::register_memory() {
   if (Error error = device_.add_region(setup_.region, way_, region_)) return error;
-  if (Error error = device_.add_host(host_words_.data(), host_words_.size() * sizeof(u32), host_)) return error;
+  if (Error error = device_.add_host(words_.base(), words_.bytes(), host_)) return error;
   return make_links();
 }
 
@@ -77,11 +76,13 @@ Error Common::endpoint(u32 peer, std::vector<u8>& blob) {
   own.num_links = links_per_peer_;
   own.region_base = reinterpret_cast<u64>(setup_.region.base);  // not mr->addr: some providers leave it empty
   own.flags_offset = setup_.region.flags_offset;
-  own.host_base = word_address(0);
+  own.counts = counts() ? 1 : 0;
+  own.host_base = words_.address(0);
+  own.host_bytes = words_.bytes();
   own.region_key = region_->rkey;
   own.host_key = host_->rkey;
   own.num_flags = setup_.region.num_flags;
-  own.num_host_words = static_cast<u32>(host_words_.size());
+  own.receive_depth = receive_depth_;
   for (u32 i = 0; i < links_per_peer_ && peer != setup_.rank; ++i) {
     own.queue_numbers[i] = links_[link_of(peer, i)].queue->qp_num;
   }
@@ -95,8 +96,7 @@ Error Common::connect(u32 peer, std::span<const u8> blob) {
   if (blob.size() != sizeof(Endpoint)) return fail(place, EPROTO, "an endpoint of %zu bytes", blob.size());
   Endpoint& other = peers_[peer];
   std::memcpy(&other, blob.data(), sizeof other);
-  const u64 words = u64{setup_.world} * links_per_peer_ + setup_.max_outstanding + other.num_flags;
-  if (other.num_links != links_per_peer_ || other.num_host_words != words) {
+  if (other.num_links != links_per_peer_ || other.host_bytes != words_.bytes_with(other.num_flags)) {
     return fail(place, EPROTO, "%u connections there, %u here", other.num_links, links_per_peer_);
   }
   for (u32 i = 0; i < links_per_peer_ && peer != setup_.rank; ++i) {
@@ -118,7 +118,7 @@ Error Common::failed_completion(const ibv_wc& completion, const char* call, u32 
 }
 
 bool Common::has_left(u32 peer, Error& error) const noexcept {
-  if (load(host_words_[link_of(peer, 0)]) != kLeft) return false;
+  if (words_.load(HostWords::goodbye_offset(link_of(peer, 0))) != kLeft) return false;
   error = fail({"post", device(), static_cast<i32>(peer)}, ENOTCONN, "the peer has closed its connection");
   return true;
 }
@@ -137,14 +137,15 @@ int Common::poll_sent(std::span<u64> tickets, Error& error) noexcept {
       error = failed_completion(completions[i], "rdma write", link.peer);
       return -1;
     }
-    if (id == kGoodbye) {
-      ++goodbyes_acknowledged_;
+    if (id == kGoodbye || id == kCredit) {
+      ++link.room;
+      goodbyes_acknowledged_ += id == kGoodbye ? 1 : 0;
+      if (id == kCredit) link.is_telling = false;
       continue;
     }
     InNetwork& message = messages_[id];
-    link.room += counts() ? 1 : message.requests;
-    message.requests -= counts() ? 1 : message.requests;
-    if (message.requests != 0) continue;
+    link.room += message.room_each;
+    if (--message.completions != 0) continue;
     tickets[static_cast<std::size_t>(count++)] = message.ticket;
     free_.push_back(id);
   }
@@ -160,9 +161,9 @@ u64 Common::send_goodbyes() noexcept {
     const Link& link = links_[i];
     if (!link.queue || link.remote_queue == 0 || link.room == 0) continue;
     // our own rank's word, which no peer writes, carries the value
-    const u32 there = link_of(setup_.rank, i % links_per_peer_);
-    host_words_[there] = kLeft;
-    if (post_goodbye(i, peers_[link.peer].host_base + u64{there} * sizeof(u32)) == 0) ++sent;
+    const u64 there = HostWords::goodbye_offset(link_of(setup_.rank, i % links_per_peer_));
+    words_.word(there) = kLeft;
+    if (post_word(i, there, there, kGoodbye) == 0) ++sent;
   }
   return sent;
 }
@@ -180,7 +181,8 @@ void Common::close(u64 deadline_ns) noexcept {
       if (before == goodbyes_acknowledged_) return false;
     }
     for (u32 i = 0; i < links_.size(); ++i) {
-      if (links_[i].queue && links_[i].remote_queue != 0 && load(host_words_[i]) != kLeft) return false;
+      const bool is_joined = links_[i].queue && links_[i].remote_queue != 0;
+      if (is_joined && words_.load(HostWords::goodbye_offset(i)) != kLeft) return false;
     }
     return true;
   };

@@ -1,5 +1,6 @@
 #pragma once
 // What rc, unordered and srd share: opening, registering, joining, messages in flight, saying goodbye.
+#include "host/verbs/host_words.h"
 #include "host/verbs/link.h"
 
 namespace mk::host::verbs {
@@ -7,8 +8,8 @@ namespace mk::host::verbs {
 /// A message that the network has, or that waits in front of it.
 struct InNetwork {
   u64 ticket;
-  u32 peer;
-  u32 requests;  ///< that have not completed
+  u32 completions;        ///< that are still to come
+  u32 room_each;          ///< requests of its link that each of them gives back
 };
 
 class Common : public Transport {
@@ -18,6 +19,7 @@ class Common : public Transport {
 
   const char* device() const noexcept override { return device_.name(); }
   Registration registration() const noexcept override { return way_; }
+  bool counts() const noexcept override { return counts_; }
   Error register_memory() override;
   Error endpoint(u32 peer, std::vector<u8>& blob) override;
   Error connect(u32 peer, std::span<const u8> blob) override;
@@ -30,9 +32,10 @@ class Common : public Transport {
   virtual Error make_link(const LinkShape& shape, Link& link) = 0;
   virtual Error connect_link(const Endpoint& endpoint, u32 number, Link& link) = 0;
   virtual u32 requests_per_message() const noexcept = 0;
-  virtual bool counts() const noexcept = 0;  ///< does the receiver need receives posted?
-  /// One signalled write of our own goodbye word into the peer's at `remote_address`.
-  virtual int post_goodbye(u32 link, u64 remote_address) noexcept = 0;
+  /// After the device is open: has this rank to count what comes? Else its flags are written by the senders' NICs.
+  virtual bool must_count() const noexcept { return true; }
+  /// One signalled write of a word of ours, at `own_offset`, into the peer's at `there_offset`. 0, or an errno.
+  virtual int post_word(u32 link, u64 own_offset, u64 there_offset, u32 id) noexcept = 0;
 
   u32 link_of(u32 peer, u32 number) const noexcept { return peer * links_per_peer_ + number; }
   /// Takes an id for a message; false where all are in use.
@@ -42,12 +45,10 @@ class Common : public Transport {
   /// True, with `error`, where the peer has said goodbye.
   bool has_left(u32 peer, Error& error) const noexcept;
   Error failed_completion(const ibv_wc& completion, const char* call, u32 peer) const noexcept;
-  u64 word_address(u32 word) const noexcept { return reinterpret_cast<u64>(host_words_.data() + word); }
-  u32 first_staged() const noexcept { return static_cast<u32>(links_.size()); }
-  u32 first_landing() const noexcept { return first_staged() + setup_.max_outstanding; }
   static u64 request_id(u32 id, u32 link) noexcept { return u64{link} << 32 | id; }
 
-  static constexpr u32 kGoodbye = ~0u;  ///< in place of a message id
+  static constexpr u32 kGoodbye = ~0u, kCredit = ~0u - 1;  ///< in place of a message id
+  static constexpr u32 kReserved = 2;  ///< requests of each link that messages leave to these
 
   const Setup setup_;
   const u32 links_per_peer_;
@@ -59,8 +60,8 @@ class Common : public Transport {
   ibv_cq* sent_ = nullptr;
   ibv_cq* received_ = nullptr;
   u32 receive_depth_ = 0;
-  u64 most_bytes_ = 0;            ///< of one request
-  std::vector<u32> host_words_;   ///< goodbyes of links, then a word for each message id, then landing words
+  u64 most_bytes_ = 0;  ///< of one request
+  HostWords words_;
   std::vector<InNetwork> messages_;
 
  private:
@@ -70,6 +71,7 @@ class Common : public Transport {
 
   std::vector<u32> free_;
   Registration way_ = Registration::kNone;
+  bool counts_ = true;
   u32 send_depth_ = 0;
   u64 goodbyes_acknowledged_ = 0;
   bool has_failed_ = false;

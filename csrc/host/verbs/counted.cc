@@ -3,8 +3,8 @@
 #include <endian.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
+#include <cstddef>
 
 #include "host/verbs/counted_transport.h"
 
@@ -40,15 +40,17 @@ u64 Counted::piece_bytes(u64 bytes) const noexcept {
   return shuffles() ? std::min(third, most_bytes_) : most_bytes_;
 }
 
-void Counted::hold(Piece piece, u32 peer, u64 now) noexcept {
-  const u64 drawn = random_();
-  piece.link = link_of(peer, static_cast<u32>(drawn % links_per_peer_));
-  piece.due_ns = shuffles() && (drawn >> 32) % 4 == 0 ? now + (drawn >> 34) % kLongestDelayNs : now;
+void Counted::hold(Piece piece, u64 now) noexcept {
+  if (shuffles()) {
+    const u64 drawn = random_();
+    piece.link = link_of(links_[piece.link].peer, static_cast<u32>(drawn % links_per_peer_));
+    piece.due_ns = (drawn >> 32) % 4 == 0 ? now + (drawn >> 34) % kLongestDelayNs : now;
+  }
   held_.push_back(piece);  // reserved; post() has looked
 }
 
-void Counted::cut(const Write& write, u32 peer, u32 id, u64 size) noexcept {
-  const Endpoint& there = peers_[peer];
+void Counted::cut(const Write& write, u32 link, u32 id, u64 size) noexcept {
+  const Endpoint& there = peers_[links_[link].peer];
   const u32 pieces = static_cast<u32>((write.bytes + size - 1) / size) + 1;
   const u32 immediate = encode({write.slot, pieces});
   const bool counted = order_ != kUncounted;
@@ -57,18 +59,23 @@ void Counted::cut(const Write& write, u32 peer, u32 id, u64 size) noexcept {
     const u64 source = reinterpret_cast<u64>(setup_.region.base) + write.source_offset + done;
     const u32 bytes = static_cast<u32>(std::min(size, write.bytes - done));
     hold({0, source, there.region_base + write.destination_offset + done, region_->lkey, there.region_key, bytes,
-          immediate, id, 0, counted}, peer, now);
+          immediate, id, link, counted}, now);
   }
-  host_words_[first_staged() + id] = write.value;
-  const u64 value = word_address(first_staged() + id);
-  const u64 landing = there.host_base + u64{first_landing() + write.slot} * sizeof(u32);
-  const u64 flag = there.region_base + there.flags_offset + u64{write.slot} * sizeof(u32);
-  hold({0, value, counted ? landing : flag, host_->lkey, counted ? there.host_key : there.region_key, sizeof(u32),
-        immediate, id, 0, counted}, peer, now);
-  messages_[id].requests = pieces;
+  const u64 staged = words_.staged_offset(id);
+  words_.note(staged) = {write.destination_offset, write.bytes, write.value, 0};
+  Piece last{0, words_.address(staged), there.host_base + words_.landing_offset(write.slot), host_->lkey,
+             there.host_key, sizeof(Note), immediate, id, link, counted};
+  if (!counted) {
+    last.source += offsetof(Note, value);
+    last.destination = there.region_base + there.flags_offset + u64{write.slot} * sizeof(u32);
+    last.destination_key = there.region_key;
+    last.bytes = sizeof(u32);
+  }
+  hold(last, now);
+  messages_[id].completions = pieces;
 }
 
-int Counted::post(u32 peer, u32, std::span<const Write> writes, Error& error) noexcept {
+int Counted::post(u32 peer, u32 lane, std::span<const Write> writes, Error& error) noexcept {
   if (has_left(peer, error)) return -1;
   int taken = 0;
   for (const Write& write : writes) {
@@ -81,18 +88,28 @@ int Counted::post(u32 peer, u32, std::span<const Write> writes, Error& error) no
     }
     u32 id = 0;
     if (held_.size() + pieces > held_.capacity() || !take_id(id)) break;
-    messages_[id] = {write.ticket, peer, 0};
-    cut(write, peer, id, size);
+    messages_[id] = {write.ticket, 0, 1};
+    cut(write, link_of(peer, lane % links_per_peer_), id, size);
     ++taken;
   }
   return submit(error) < 0 ? -1 : taken;
 }
 
-void Counted::add_request(const Piece& piece) noexcept {
+/// Is it time, has the send queue room, and the peer a receive?
+bool Counted::may_go(const Piece& piece, u64 now) const noexcept {
+  const Link& link = links_[piece.link];
+  if (piece.due_ns > now || link.room <= kReserved) return false;
+  if (!piece.has_immediate) return true;
+  return link.immediates - words_.load(HostWords::credit_offset(piece.link)) < peers_[link.peer].receive_depth;
+}
+
+int Counted::add_request(const Piece& piece) noexcept {
   Link& link = links_[piece.link];
+  --link.room;
+  link.immediates += piece.has_immediate ? 1 : 0;
+  if (link.extended == nullptr) return post_alone(piece);
   if (!link.is_open) ibv_wr_start(link.extended);
   link.is_open = true;
-  --link.room;
   link.extended->wr_id = request_id(piece.id, piece.link);
   link.extended->wr_flags = IBV_SEND_SIGNALED;
   if (piece.has_immediate) {
@@ -102,6 +119,21 @@ void Counted::add_request(const Piece& piece) noexcept {
   }
   ibv_wr_set_sge(link.extended, piece.source_key, piece.source, piece.bytes);
   if (link.address) ibv_wr_set_ud_addr(link.extended, link.address.get(), link.remote_queue, kQueueKey);
+  return 0;
+}
+
+/// For providers that know no ibv_wr_*.
+int Counted::post_alone(const Piece& piece) noexcept {
+  ibv_sge part{piece.source, piece.bytes, piece.source_key};
+  ibv_send_wr request{}, *refused = nullptr;
+  request.wr_id = request_id(piece.id, piece.link);
+  request.sg_list = &part;
+  request.num_sge = 1;
+  request.opcode = piece.has_immediate ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
+  request.send_flags = IBV_SEND_SIGNALED;
+  request.imm_data = htobe32(piece.immediate);
+  request.wr.rdma = {piece.destination, piece.destination_key};
+  return ibv_post_send(links_[piece.link].queue.get(), &request, &refused);
 }
 
 /// One doorbell for each link that has got something.
@@ -122,18 +154,21 @@ int Counted::submit(Error& error) noexcept {
   if (held_.empty()) return 0;
   const u64 now = now_ns();
   for (std::size_t i = 0; i < held_.size();) {
-    if (held_[i].due_ns > now || links_[held_[i].link].room == 0) {
+    if (!may_go(held_[i], now)) {
       ++i;
       continue;
     }
-    add_request(held_[i]);
+    if (const int status = add_request(held_[i])) {
+      error = fail({"ibv_post_send", device(), static_cast<i32>(links_[held_[i].link].peer)}, status);
+      return -1;
+    }
     held_[i] = held_.back();
     held_.pop_back();
   }
   return complete_requests(error);
 }
 
-/// The completion of each piece has been read before its bytes, and the landing word, are.
+/// The completion of each piece has been read before its bytes, and the note, are.
 int Counted::arrived(const ibv_wc& completion, Error& error) noexcept {
   const u32 number = static_cast<u32>(completion.wr_id >> 32);
   Link& link = links_[number];
@@ -145,12 +180,13 @@ int Counted::arrived(const ibv_wc& completion, Error& error) noexcept {
     error = fail({"ibv_post_recv", device(), static_cast<i32>(link.peer)}, status);
     return -1;
   }
+  ++link.reposted;
   const u32 bits = be32toh(completion.imm_data);
   const int state = arrivals_.add(link.peer, bits, error);
   if (state <= 0) return state;
   const u32 slot = decode(bits).slot;
-  const u32 value = std::atomic_ref<u32>(host_words_[first_landing() + slot]).load(std::memory_order_acquire);
-  return setup_.publisher->publish(link.peer, slot, value, error);
+  const Note& note = words_.note(words_.landing_offset(slot));
+  return setup_.publisher->publish({link.peer, slot, note.value, note.offset, note.bytes}, error);
 }
 
 int Counted::receive(Error& error) noexcept {
@@ -164,19 +200,38 @@ int Counted::receive(Error& error) noexcept {
   for (int i = 0; i < found; ++i) {
     if (arrived(completions[i], error) < 0) return -1;
   }
+  return tell_credits(error);
+}
+
+/// Tells peers how many receives are there again, a quarter of all at a time. One such write of a link is on the way at
+/// most, so that an older count can't overwrite a newer one.
+int Counted::tell_credits(Error& error) noexcept {
+  for (u32 i = 0; i < links_.size(); ++i) {
+    Link& link = links_[i];
+    if (link.is_telling || link.room == 0 || link.reposted - link.told < std::max(receive_depth_ / 4, 1u)) continue;
+    const u64 out = HostWords::credit_out_offset(i);
+    const u64 there = HostWords::credit_offset(link_of(setup_.rank, i % links_per_peer_));
+    words_.word(out) = link.told = link.reposted;
+    link.is_telling = true;
+    if (const int status = post_word(i, out, there, kCredit)) {
+      error = fail({"ibv_post_send", device(), static_cast<i32>(link.peer)}, status, "credits");
+      return -1;
+    }
+  }
   return 0;
 }
 
 int Counted::poll(std::span<u64> tickets, Error& error) noexcept {
   const int count = poll_sent(tickets, error);  // first: a failed send explains the receives that it flushes
-  if (count < 0 || receive(error) < 0 || submit(error) < 0) return -1;
+  if (count < 0 || (counts() && receive(error) < 0) || submit(error) < 0) return -1;
   return count;
 }
 
-int Counted::post_goodbye(u32 link, u64 remote_address) noexcept {
-  const u32 own = link_of(setup_.rank, link % links_per_peer_);
-  add_request({0, word_address(own), remote_address, host_->lkey, peers_[links_[link].peer].host_key, sizeof(u32), 0,
-               kGoodbye, link, false});
+int Counted::post_word(u32 link, u64 own_offset, u64 there_offset, u32 id) noexcept {
+  const Endpoint& there = peers_[links_[link].peer];
+  const int status = add_request({0, words_.address(own_offset), there.host_base + there_offset, host_->lkey,
+                                  there.host_key, sizeof(u32), 0, id, link, false});
+  if (status != 0 || !links_[link].is_open) return status;
   links_[link].is_open = false;
   return ibv_wr_complete(links_[link].extended);
 }

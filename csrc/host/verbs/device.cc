@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include "host/wait.h"
 
@@ -10,6 +12,10 @@ namespace mk::host::verbs {
 
 namespace {
 
+// OUIs of NVIDIA (Mellanox) and of Soft-RoCE, which copies packet by packet.
+constexpr u32 kOrderlyVendors[] = {0x02c9, 0xffffff};
+
+// Never IBV_ACCESS_RELAXED_ORDERING: flags follow their data.
 constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 
 i32 last_errno() noexcept { return errno != 0 ? errno : EIO; }
@@ -32,7 +38,15 @@ Error Device::open(const std::string& wanted, u64 deadline_ns) {
   return {};
 }
 
+bool Device::keeps_write_order() const noexcept {
+  return std::find(std::begin(kOrderlyVendors), std::end(kOrderlyVendors), limits_.vendor_id) !=
+         std::end(kOrderlyVendors);
+}
+
 Error Device::choose(const std::string& wanted, u64 deadline_ns) {
+  const std::size_t slash = wanted.find('/');
+  const std::string nic = wanted.substr(0, slash);
+  const u32 port = slash == std::string::npos ? 0 : static_cast<u32>(std::atoi(wanted.c_str() + slash + 1));
   int count = 0;
   ibv_device** list = functions_->get_device_list(&count);  // null with ENOSYS: no RDMA in this kernel
   const auto release = [this](ibv_device** all) { functions_->free_device_list(all); };
@@ -40,8 +54,8 @@ Error Device::choose(const std::string& wanted, u64 deadline_ns) {
   Error error = fail({"ibv_get_device_list", wanted.c_str()}, ENODEV, "%s",
                      wanted.empty() ? "this machine has no RDMA device" : "no RDMA device of this name");
   for (int i = 0; list != nullptr && i < count; ++i) {
-    if (!wanted.empty() && wanted != functions_->get_device_name(list[i])) continue;
-    error = open_one(list[i]);
+    if (!wanted.empty() && nic != functions_->get_device_name(list[i])) continue;
+    error = open_one(list[i], port);
     if (!error) error = find_address(deadline_ns);
     if (!error) return {};
   }
@@ -49,19 +63,31 @@ Error Device::choose(const std::string& wanted, u64 deadline_ns) {
   return error;
 }
 
-Error Device::open_one(ibv_device* device) {
-  std::snprintf(name_, sizeof name_, "%s/%u", functions_->get_device_name(device), port_number());
+Error Device::open_one(ibv_device* device, u32 wanted_port) {
+  std::snprintf(name_, sizeof name_, "%.30s", functions_->get_device_name(device));
   context_ = {functions_->open_device(device), functions_->close_device};
   if (!context_) return fail({"ibv_open_device", name_}, last_errno());
   if (const int status = functions_->query_device(context(), &limits_)) {
     return fail({"ibv_query_device", name_}, status);
   }
-  port_ = {};
-  if (const int status = functions_->query_port(context(), port_number(), &port_)) {
-    return fail({"ibv_query_port", name_}, status);
+  return find_port(wanted_port, functions_->get_device_name(device));
+}
+
+/// The first port that is active, or the wanted one.
+Error Device::find_port(u32 wanted, const char* name) {
+  Error error = fail({"ibv_query_port", name_}, ENODEV, "it has %u ports", limits_.phys_port_cnt);
+  for (u32 number = 1; number <= limits_.phys_port_cnt; ++number) {
+    if (wanted != 0 && wanted != number) continue;
+    std::snprintf(name_, sizeof name_, "%.30s/%u", name, number);
+    port_ = {};
+    port_number_ = static_cast<u8>(number);
+    if (const int status = functions_->query_port(context(), port_number_, &port_)) {
+      return fail({"ibv_query_port", name_}, status);
+    }
+    if (port_.state == IBV_PORT_ACTIVE) return {};
+    error = fail({"ibv_query_port", name_}, ENODEV, "the port is not active");
   }
-  if (port_.state != IBV_PORT_ACTIVE) return fail({"ibv_query_port", name_}, ENODEV, "the port is not active");
-  return {};
+  return error;
 }
 
 /// RoCE: version 2 with an IPv4 address, whatever its index. Other links have one kind only.
@@ -99,7 +125,8 @@ Error Device::add_host(void* base, u64 bytes, ibv_mr*& memory) {
 
 /// dma-buf, then whatever lets ibv_reg_mr take the pointer (host memory always; device memory with nvidia-peermem).
 Error Device::add_region(const Region& region, Registration& way, ibv_mr*& memory) {
-  i32 refused = ENOTSUP;
+  const char* dmabuf = "not exported";
+  if (region.dmabuf >= 0 && functions_->reg_dmabuf_mr == nullptr) dmabuf = "libibverbs is too old";
   if (region.dmabuf >= 0 && functions_->reg_dmabuf_mr != nullptr) {
     const u64 address = reinterpret_cast<u64>(region.base);
     memory = functions_->reg_dmabuf_mr(domain(), region.dmabuf_offset, region.bytes, address, region.dmabuf, kAccess);
@@ -108,15 +135,15 @@ Error Device::add_region(const Region& region, Registration& way, ibv_mr*& memor
       way = Registration::kDmaBuf;
       return {};
     }
-    refused = last_errno();
+    dmabuf = strerrordesc_np(last_errno());
   }
   Error error = add_host(region.base, region.bytes, memory);
   way = region.kind == MemoryKind::kHost ? Registration::kHost : Registration::kPeerMem;
-  if (error && region.kind == MemoryKind::kCuda) {
-    return fail({"ibv_reg_mr", name_}, error.number, "dma-buf: %s; nvidia-peermem: %s", strerrordesc_np(refused),
-                strerrordesc_np(error.number));
-  }
-  return error;
+  if (!error) return {};
+  way = Registration::kRefused;
+  if (region.kind == MemoryKind::kHost) return error;
+  return fail({"ibv_reg_mr", name_}, error.number, "dma-buf: %s; nvidia-peermem: %s", dmabuf,
+              strerrordesc_np(error.number));
 }
 
 Error Device::add_queue(u64 entries, ibv_cq*& queue) {

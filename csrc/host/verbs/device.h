@@ -14,8 +14,8 @@ using Owned = std::unique_ptr<Object, int (*)(Object*)>;
 
 class Device {
  public:
-  /// The NIC called `wanted`, or the first with an active port where it is empty. Waits until `deadline_ns` for the
-  /// address of a port: the kernel enters it a moment after the link came up.
+  /// The NIC called `wanted` ("mlx5_0", or "mlx5_0/2" for its second port), or the first with an active port where it
+  /// is empty. Waits until `deadline_ns` for the address of a port: the kernel enters it a moment after the link came up.
   Error open(const std::string& wanted, u64 deadline_ns);
 
   const Library& functions() const noexcept { return *functions_; }
@@ -24,7 +24,10 @@ class Device {
   const char* name() const noexcept { return name_; }
   const ibv_device_attr& limits() const noexcept { return limits_; }
   const ibv_port_attr& port() const noexcept { return port_; }
-  u8 port_number() const noexcept { return 1; }
+  u8 port_number() const noexcept { return port_number_; }
+  /// Do writes of one reliable connection get into memory in their order? The specification promises it for completions
+  /// alone; these are the makers whose devices are known for it.
+  bool keeps_write_order() const noexcept;
   u8 gid_index() const noexcept { return gid_index_; }
   const ibv_gid& gid() const noexcept { return gid_; }
 
@@ -39,7 +42,8 @@ class Device {
 
  private:
   Error choose(const std::string& wanted, u64 deadline_ns);
-  Error open_one(ibv_device* device);
+  Error open_one(ibv_device* device, u32 wanted_port);
+  Error find_port(u32 wanted, const char* name);
   Error find_address(u64 deadline_ns);
   bool look_for_address() noexcept;
 
@@ -51,7 +55,7 @@ class Device {
   ibv_device_attr limits_{};
   ibv_port_attr port_{};
   ibv_gid gid_{};
-  u8 gid_index_ = 0;
+  u8 gid_index_ = 0, port_number_ = 1;
   char name_[40] = "verbs";
 };
 

@@ -32,6 +32,18 @@ ibv_qp* create(Device& device, const LinkShape& shape, Link& link, u32 inline_by
   return queue;
 }
 
+/// For providers that know no ibv_wr_*.
+ibv_qp* create_plain(Device& device, const LinkShape& shape, Link& link, u32 inline_bytes) {
+  ibv_qp_init_attr attributes{};
+  attributes.send_cq = shape.sent;
+  attributes.recv_cq = shape.received;
+  attributes.qp_type = IBV_QPT_RC;
+  attributes.cap = {shape.send_depth, shape.receive_depth, 1, 1, inline_bytes};
+  ibv_qp* queue = device.functions().create_qp(device.domain(), &attributes);
+  if (queue != nullptr) link.inline_bytes = attributes.cap.max_inline_data;
+  return queue;
+}
+
 Error modify(Device& device, Link& link, ibv_qp_attr attributes, int mask, const char* step) {
   const int status = device.functions().modify_qp(link.queue.get(), &attributes, mask);
   if (status == 0) return {};
@@ -60,12 +72,15 @@ ibv_qp_attr ready_to_receive(Device& device, const Endpoint& endpoint, const Lin
 Error make_rc_link(Device& device, const LinkShape& shape, Link& link) {
   ibv_qp* queue = create(device, shape, link, kWantedInlineBytes);
   if (queue == nullptr) queue = create(device, shape, link, 0);  // a provider without inline writes
+  const bool is_extended = queue != nullptr;
+  if (queue == nullptr) queue = create_plain(device, shape, link, kWantedInlineBytes);
+  if (queue == nullptr) queue = create_plain(device, shape, link, 0);
   if (queue == nullptr) {
-    return fail({"ibv_create_qp_ex", device.name(), static_cast<i32>(link.peer)}, errno, "%u requests deep",
+    return fail({"ibv_create_qp", device.name(), static_cast<i32>(link.peer)}, errno, "%u requests deep",
                 shape.send_depth);
   }
   link.queue = {queue, device.functions().destroy_qp};
-  link.extended = device.functions().qp_to_qp_ex(queue);
+  link.extended = is_extended ? device.functions().qp_to_qp_ex(queue) : nullptr;
   link.room = shape.send_depth;
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_INIT;

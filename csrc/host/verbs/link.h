@@ -12,12 +12,13 @@ struct Endpoint {
   u8 gid[16];
   u16 lid;
   u8 mtu;
-  u8 reserved;
+  u8 counts;  ///< 1: this rank counts pieces and publishes its flags itself; 0: the sender's NIC writes them
   u32 num_links;
   u64 region_base, flags_offset;
-  u64 host_base;  ///< the words that peers write: goodbyes, then landing words
+  u64 host_base;  ///< HostWords
   u32 region_key, host_key;
-  u32 num_flags, num_host_words;
+  u32 num_flags, receive_depth;
+  u64 host_bytes;
   u32 queue_numbers[kMaxLinks];
 };
 
@@ -35,6 +36,10 @@ struct Link {
   u32 peer = 0;
   u32 remote_queue = 0;
   u32 room = 0;          ///< requests that the send queue still takes
+  u32 immediates = 0;    ///< sent, each of which takes a receive of the peer
+  u32 reposted = 0;      ///< receives posted again, of which the peer knows `told`
+  u32 told = 0;
+  bool is_telling = false;  ///< until the write that tells has completed
   u32 inline_bytes = 0;  ///< largest write whose bytes may lie in the request
   bool is_open = false;  ///< between ibv_wr_start and ibv_wr_complete
 };

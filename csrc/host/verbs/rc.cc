@@ -5,7 +5,7 @@
 #include <cerrno>
 
 #include "abi/command_ring.h"
-#include "host/verbs/common.h"
+#include "host/verbs/counted_transport.h"
 
 namespace mk::host::verbs {
 
@@ -33,11 +33,11 @@ struct Chain {
   }
 };
 
-class Rc final : public Common {
+/// To peers that keep the order of writes: data, then the flag. To others as every network without order.
+class Rc final : public Counted {
  public:
-  explicit Rc(const Setup& setup) : Common(setup, setup.lanes) {}
+  explicit Rc(const Setup& setup) : Counted(setup, setup.lanes, kInOrder) {}
   int post(u32 peer, u32 lane, std::span<const Write> writes, Error& error) noexcept override;
-  int poll(std::span<u64> tickets, Error& error) noexcept override { return poll_sent(tickets, error); }
 
  private:
   Error make_link(const LinkShape& shape, Link& link) override { return make_rc_link(device_, shape, link); }
@@ -45,8 +45,9 @@ class Rc final : public Common {
     return connect_rc_link(device_, endpoint, number, link);
   }
   u32 requests_per_message() const noexcept override { return 2; }
-  bool counts() const noexcept override { return false; }
-  int post_goodbye(u32 link, u64 remote_address) noexcept override;
+  bool must_count() const noexcept override {
+    return setup_.region.write_order != kWritesInOrder || !device_.keeps_write_order();
+  }
   void add_message(Chain& chain, const Write& write, u32 link, u32 id) noexcept;
 
   Chain chain_;
@@ -62,8 +63,9 @@ void Rc::add_message(Chain& chain, const Write& write, u32 link, u32 id) noexcep
     ibv_send_wr& data = chain.add({source, bytes, region_->lkey}, request_id(id, link));
     data.wr.rdma = {there.region_base + write.destination_offset + done, there.region_key};
   }
-  host_words_[first_staged() + id] = write.value;
-  const ibv_sge word{word_address(first_staged() + id), sizeof(u32), host_->lkey};
+  Note& note = words_.note(words_.staged_offset(id));
+  note.value = write.value;
+  const ibv_sge word{reinterpret_cast<u64>(&note.value), sizeof(u32), host_->lkey};
   ibv_send_wr& flag = chain.add(word, request_id(id, link));
   flag.send_flags = IBV_SEND_SIGNALED;
   if (links_[link].inline_bytes >= sizeof(u32)) flag.send_flags |= IBV_SEND_INLINE;
@@ -74,6 +76,7 @@ int Rc::post(u32 peer, u32 lane, std::span<const Write> writes, Error& error) no
   const u32 number = link_of(peer, lane);
   Link& link = links_[number];
   const Place place{"ibv_post_send", device(), static_cast<i32>(peer)};
+  if (peers_[peer].counts != 0) return Counted::post(peer, lane, writes, error);
   if (has_left(peer, error)) return -1;
   int taken = 0;
   chain_.count = 0;
@@ -85,8 +88,8 @@ int Rc::post(u32 peer, u32 lane, std::span<const Write> writes, Error& error) no
     }
     const u32 requests = static_cast<u32>(parts) + 1;
     u32 id = 0;
-    if (link.room < requests || !take_id(id)) break;
-    messages_[id] = {write.ticket, peer, requests};
+    if (link.room < requests + kReserved || !take_id(id)) break;
+    messages_[id] = {write.ticket, 1, requests};
     link.room -= requests;
     add_message(chain_, write, number, id);
     ++taken;
@@ -98,16 +101,6 @@ int Rc::post(u32 peer, u32 lane, std::span<const Write> writes, Error& error) no
     return -1;
   }
   return taken;
-}
-
-int Rc::post_goodbye(u32 link, u64 remote_address) noexcept {
-  chain_.count = 0;
-  const u32 own = link_of(setup_.rank, link % links_per_peer_);
-  ibv_send_wr& request = chain_.add({word_address(own), sizeof(u32), host_->lkey}, request_id(kGoodbye, link));
-  request.send_flags = IBV_SEND_SIGNALED;
-  request.wr.rdma = {remote_address, peers_[links_[link].peer].host_key};
-  ibv_send_wr* refused = nullptr;
-  return ibv_post_send(links_[link].queue.get(), &request, &refused);
 }
 
 }  // namespace

@@ -1,10 +1,9 @@
 // The transport srd. Compiled against any rdma-core from 34 on: what younger headers add is declared here, and asked
-// of the device. It has run on no EFA device; all but make_link() and connect_link() is what `unordered` tests.
+// of the device. It has run on no EFA device, but on a stand-in of one (tests/host/standin).
 #if MK_WITH_EFA
 #include <dlfcn.h>
 #include <infiniband/efadv.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -42,7 +41,6 @@ class Srd final : public Counted {
   Error look();
 
  private:
-  bool shuffles() const noexcept override { return false; }
   Error make_link(const LinkShape& shape, Link& link) override;
   Error connect_link(const Endpoint& endpoint, u32 number, Link& link) override;
   Error to_ready(Link& link);
@@ -56,7 +54,7 @@ Error Srd::look() {
   if ((attributes.device_caps & kCapsRdmaWrite) == 0) {
     return fail({"efadv_query_device", device()}, ENOTSUP, "no RDMA write (needs rdma-core 46 and a device that can)");
   }
-  most_bytes_ = std::min<u64>(most_bytes_, attributes.max_rdma_size);
+  most_bytes_ = attributes.max_rdma_size;  // the port's max_msg_sz is that of sends, a packet
   if (most_bytes_ == 0) return fail({"efadv_query_device", device()}, ENOTSUP, "max_rdma_size is 0");
   return {};
 }

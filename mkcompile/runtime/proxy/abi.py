@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 TRANSPORTS = ("emulated", "tcp", "rc", "unordered", "srd")
 ORDERS = ("in_order", "shuffled", "uncounted")
-REGISTRATIONS = ("none", "host", "dma-buf", "peermem", "bounce buffer")
+REGISTRATIONS = ("none", "host", "dma-buf", "peermem", "bounce buffer", "refused")
+WRITE_ORDERS = ("in order", "flushed", "unordered")
 COUNTERS = (
     "commands", "batches", "partial_batches", "refusals", "completions", "bytes_sent", "arrivals", "stalls",
     "most_outstanding", "rounds",
@@ -78,6 +79,8 @@ class ProxyOptions(ctypes.Structure):
         ("copy_context", _U64),
         ("copy_start", _U64),
         ("copy_finished", _U64),
+        ("copy_pin", _U64),
+        ("copy_unpin", _U64),
         ("flag_context", _U64),
         ("flag_flush", _U64),
         ("flag_write", _U64),
@@ -104,6 +107,8 @@ class ProxyOptions(ctypes.Structure):
         ("ring_capacity", _U32),
         ("timeline_capacity", _U32),
         ("order", _U32),
+        ("write_order", _U32),
+        ("always_bounces", _U32),
         ("reserved", _U32),
         ("device", ctypes.c_char * DEVICE_NAME_BYTES),
     )
@@ -128,7 +133,7 @@ class Facts(ctypes.Structure):
         ("ring_control", _U64),
         ("ring_slots", _U64),
         ("registration", _U32),
-        ("reserved", _U32),
+        ("counts", _U32),
         ("device", ctypes.c_char * DEVICE_NAME_BYTES),
     )
 
@@ -140,8 +145,12 @@ class CudaHooks(ctypes.Structure):
         ("context", _U64),
         ("copy_start", _U64),
         ("copy_finished", _U64),
+        ("copy_pin", _U64),
+        ("copy_unpin", _U64),
         ("flag_write", _U64),
         ("flag_commit", _U64),
+        ("write_order", _U32),
+        ("reserved", _U32),
     )
 
 

@@ -36,6 +36,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
         ctypes.c_int,
     ),
     "mk_cuda_engine_close": ((_HANDLE,), None),
+    "mk_cuda_export": ((_HANDLE, _U64, _U64, ctypes.POINTER(ctypes.c_int), _U64_P, _ERROR_P), ctypes.c_int),
     "mk_proxy_close": ((_HANDLE, _U64, _ERROR_P), ctypes.c_int),
 }
 

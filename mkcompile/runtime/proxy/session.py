@@ -74,10 +74,12 @@ def proxy_options(place: Place, region: Region, config: ProxyConfig, hooks: Hook
         latency_ns=int(config.link.latency_us * _NS_PER_US),
         shuffle_ns=int(config.link.shuffle_us * _NS_PER_US),
         order=abi.ORDERS.index(config.link.order),
+        write_order=abi.WRITE_ORDERS.index(hooks.write_order),
+        always_bounces=config.bounces,
     )
     for name in ("lanes", "max_outstanding", "ring_capacity", "timeline_capacity", "seed"):
         setattr(options, name, getattr(config, name))
-    for name in Hooks.__dataclass_fields__.keys() - {"keep"}:
+    for name in Hooks.__dataclass_fields__.keys() - {"keep", "write_order"}:
         setattr(options, name, getattr(hooks, name))
     return options
 
@@ -216,6 +218,11 @@ class Proxy:
     def registration(self) -> str:
         """How the network reaches the region: one of `abi.REGISTRATIONS`."""
         return abi.REGISTRATIONS[self.facts.registration]
+
+    @property
+    def counts(self) -> bool:
+        """Does this proxy publish the flags of its region? Else the senders' NICs write them."""
+        return bool(self.facts.counts)
 
     def counters(self) -> dict[str, int]:
         """Counters by name, as they stand; the proxy runs on."""

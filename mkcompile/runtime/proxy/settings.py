@@ -10,6 +10,7 @@ from mkcompile.runtime.proxy import abi
 
 Transport = Literal["emulated", "tcp", "rc", "unordered", "srd"]
 Order = Literal["in_order", "shuffled", "uncounted"]
+WriteOrder = Literal["in order", "flushed", "unordered"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +33,15 @@ class Link:
 class ProxyConfig:
     """Settings of one proxy; those marked * must be equal on all ranks, which the ranks check when they meet.
 
-    `transport`*; `device`: NIC or interface, empty: chosen automatically; `lanes`*: connections to each peer;
+    `transport`*; `device`: NIC ("mlx5_0", or "mlx5_0/2" for its second port) or interface, empty: chosen automatically;
+    `bounces`: a NIC goes through a bounce buffer, though it may reach the region; `lanes`*: connections to each peer;
     `max_outstanding`*: commands in flight; `window_us`: how long a command waits for others of its connection;
     `idle_spin_us`: how long an idle proxy looks at full speed. Units: microseconds; records.
     """
 
     transport: Transport = "tcp"
     device: str = ""
+    bounces: bool = False
     lanes: int = 1
     max_outstanding: int = 256
     ring_capacity: int = 1024
@@ -61,13 +64,16 @@ class ProxyConfig:
 class Hooks:
     """C functions (addresses) for memory that the CPU can't touch; `csrc/host/transport.h` has their types.
 
-    `bounce_*` is pinned memory for networks that can't reach the region; `peer_bases` is the address of an array with
-    every rank's region as mapped here (emulated). 0: none. `keep` owns what the addresses belong to.
+    `write_order`: does a kernel that polls a flag see what a NIC wrote before it? `flushed`: after the flush of whoever
+    stores the flags; `unordered`: never. `bounce_*` is pinned memory for `tcp`; `peer_bases` is the address of an array
+    with every rank's region as mapped here (emulated). 0: none. `keep` owns what the addresses belong to.
     """
 
     copy_context: int = 0
     copy_start: int = 0
     copy_finished: int = 0
+    copy_pin: int = 0
+    copy_unpin: int = 0
     flag_context: int = 0
     flag_flush: int = 0
     flag_write: int = 0
@@ -75,7 +81,12 @@ class Hooks:
     bounce_base: int = 0
     bounce_bytes: int = 0
     peer_bases: int = 0
+    write_order: WriteOrder = "in order"
     keep: object = None
+
+    def __post_init__(self) -> None:
+        if self.write_order not in get_args(WriteOrder):
+            raise OptionError(f"write_order must be one of {', '.join(get_args(WriteOrder))}; got {self.write_order!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

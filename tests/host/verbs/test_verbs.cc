@@ -1,0 +1,219 @@
+// rc and unordered over the stand-in: who publishes flags, and what each failure is.
+#include <infiniband/verbs.h>
+
+#include <cerrno>
+#include <cstddef>
+
+#include "host/verbs/link.h"
+#include "pair.h"
+
+namespace mk::test {
+
+namespace {
+
+using namespace mk::host;
+
+void a_nic_that_keeps_order_writes_flags_itself() {
+  plug_in();
+  {
+    const Plan plan = short_plan();
+    Sides sides;
+    ProxyOptions options = options_for(plan);
+    options.lanes = 2;
+    join_pair(plan, options, kRc, sides);
+    CHECK(!counts(sides[0]) && !counts(sides[1]));
+    exchange(plan, sides);
+    CHECK_EQUAL(standin::seen().immediates, 0u);
+  }
+  check_nothing_is_left();
+}
+
+void memory_is_never_registered_with_relaxed_order() {
+  plug_in();
+  Sides sides;
+  join_pair(short_plan(), options_for(short_plan()), kRc, sides);
+  CHECK_EQUAL(standin::seen().access.size(), 4u);
+  for (const int access : standin::seen().access) CHECK_EQUAL(access & IBV_ACCESS_RELAXED_ORDERING, 0);
+}
+
+/// The receiver counts; its sender is told so.
+void counted(const standin::Device& nic, WriteOrder order, TransportKind kind) {
+  plug_in(nic);
+  {
+    const Plan plan = short_plan();
+    Sides sides;
+    ProxyOptions options = options_for(plan);
+    options.write_order = order;
+    options.lanes = 2;
+    join_pair(plan, options, kind, sides);
+    CHECK(counts(sides[0]) && counts(sides[1]));
+    exchange(plan, sides);
+    CHECK(standin::seen().immediates >= 4 * plan.messages);
+  }
+  check_nothing_is_left();
+}
+
+void a_nic_of_an_unknown_maker_is_counted() {
+  standin::Device nic;
+  nic.vendor = 0x14e4;
+  nic.keeps_order = false;
+  counted(nic, kWritesInOrder, kRc);
+  CHECK(standin::seen().overtaken > 0);
+}
+void memory_that_needs_a_flush_is_counted() { counted({}, kWritesFlushed, kRc); }
+void unordered_is_counted() { counted({}, kWritesInOrder, kUnordered); }
+void a_provider_without_wr_calls_is_counted_too() {
+  standin::Device nic;
+  nic.has_wr_calls = false;
+  nic.max_inline = 0;
+  counted(nic, kWritesFlushed, kRc);
+}
+
+void a_provider_without_wr_calls_and_inline_writes_works() {
+  standin::Device nic;
+  nic.has_wr_calls = false;
+  nic.max_inline = 0;
+  plug_in(nic);
+  Sides sides;
+  join_pair(short_plan(), options_for(short_plan()), kRc, sides);
+  exchange(short_plan(), sides);
+}
+
+/// One rank's memory keeps the order and the other's does not: each sender does what its receiver needs.
+void each_receiver_says_how_its_flags_come() {
+  plug_in();
+  const Plan plan = short_plan();
+  Sides sides;
+  ProxyOptions options = options_for(plan);
+  options.transport = kRc;
+  for (u32 rank = 0; rank < 2; ++rank) {
+    options.rank = rank;
+    options.write_order = rank == 0 ? kWritesInOrder : kWritesFlushed;
+    std::snprintf(options.device, sizeof options.device, "nic%u", rank);
+    CHECK_EQUAL(text_of(open_side(plan, options, sides[rank])), std::string());
+  }
+  CHECK_EQUAL(text_of(connect_all(sides, 5 * kSecond)), std::string());
+  CHECK(!counts(sides[0]) && counts(sides[1]));
+  exchange(plan, sides);
+  CHECK_EQUAL(sides[0].session->proxy().counters().get(kArrivals), 0u);
+  CHECK(sides[1].session->proxy().counters().get(kArrivals) >= plan.messages);  // and most credits
+}
+
+/// A negative control: a NIC that passes for orderly and is not. Flags come before their data.
+void order_that_a_nic_does_not_keep_is_seen() {
+  standin::Device nic;
+  nic.keeps_order = false;
+  plug_in(nic);
+  Plan plan = short_plan();
+  plan.messages = 500;
+  plan.delays = false;
+  Sides sides;
+  join_pair(plan, options_for(plan), kRc, sides);
+  const PairOutcome outcome = run_pair(plan, sides);
+  CHECK(outcome.first.wrong + outcome.second.wrong > 0);
+}
+
+/// What a fault has to say.
+void check_fault(Side& side, i32 number, const char* call) {
+  const Error error = fault_of(side);
+  CHECK_EQUAL(error.number, number);
+  CHECK_EQUAL(std::string(error.call), std::string(call));
+  CHECK_EQUAL(error.peer, 1);
+  CHECK_EQUAL(std::string(error.device).substr(0, 12), std::string("nic0/1 gid 0"));
+}
+
+void a_failed_completion_is_a_fault() {
+  for (const TransportKind kind : {kRc, kUnordered}) {
+    plug_in();
+    Sides sides;
+    join_pair(short_plan(), options_for(short_plan()), kind, sides);
+    standin::change("nic0", [](standin::Device& nic) { nic.fails_after = 0; });
+    CHECK_EQUAL(push(sides[0], 1, 64, 0), 0);
+    check_fault(sides[0], EIO, "rdma write");
+  }
+}
+
+void a_peer_that_is_gone_is_a_fault() {
+  for (const TransportKind kind : {kRc, kUnordered}) {
+    plug_in();
+    Sides sides;
+    join_pair(short_plan(), options_for(short_plan()), kind, sides);
+    standin::change("nic1", [](standin::Device& nic) { nic.is_dead = true; });
+    CHECK_EQUAL(push(sides[0], 1, 64, 0), 0);
+    check_fault(sides[0], ETIMEDOUT, "rdma write");
+  }
+}
+
+void a_receiver_that_is_never_ready_is_a_fault_at_the_deadline() {
+  standin::Device nic;
+  nic.loses_receives = true;
+  plug_in(nic);
+  Sides sides;
+  ProxyOptions options = options_for(short_plan());
+  options.timeout_ns = kSecond / 10;
+  join_pair(short_plan(), options, kUnordered, sides);
+  CHECK_EQUAL(push(sides[0], 1, 64, 0), 0);
+  check_fault(sides[0], ETIMEDOUT, "poll");
+}
+
+void a_wrong_key_is_a_fault() {
+  for (const TransportKind kind : {kRc, kUnordered}) {
+    plug_in();
+    Sides sides;
+    open_pair(short_plan(), options_for(short_plan()), kind, sides);
+    for (u32 from = 0; from < 2; ++from) {
+      std::vector<u8> blob;
+      CHECK(!sides[from].session->endpoint(1 - from, blob));
+      if (from == 1) blob[blob.size() - sizeof(verbs::Endpoint) + offsetof(verbs::Endpoint, region_key) + 1] ^= 0x55;
+      CHECK_EQUAL(text_of(sides[1 - from].session->connect(from, blob)), std::string());
+    }
+    for (u32 rank = 0; rank < 2; ++rank) CHECK(!sides[rank].session->proxy().start());
+    CHECK_EQUAL(push(sides[0], 1, 4096, 0), 0);
+    check_fault(sides[0], EACCES, "rdma write");
+  }
+}
+
+void a_peer_that_has_said_goodbye_is_a_fault() {
+  for (const TransportKind kind : {kRc, kUnordered}) {
+    plug_in();
+    Sides sides;
+    join_pair(short_plan(), options_for(short_plan()), kind, sides);
+    CHECK(!sides[1].session->proxy().stop(now_ns() + kSecond));
+    CHECK_EQUAL(push(sides[0], 1, 64, 0), 0);
+    check_fault(sides[0], ENOTCONN, "post");
+  }
+}
+
+void an_endpoint_of_another_shape_is_refused() {
+  plug_in();
+  Sides sides;
+  open_pair(short_plan(), options_for(short_plan()), kRc, sides);
+  std::vector<u8> blob;
+  CHECK(!sides[0].session->endpoint(1, blob));
+  blob.pop_back();
+  CHECK_EQUAL(sides[1].session->connect(0, blob).number, EPROTO);
+}
+
+}  // namespace
+
+std::vector<Test> verbs_tests() {
+  return {{"rc/a_nic_that_keeps_order_writes_flags_itself", a_nic_that_keeps_order_writes_flags_itself},
+          {"rc/memory_is_never_registered_with_relaxed_order", memory_is_never_registered_with_relaxed_order},
+          {"rc/a_nic_of_an_unknown_maker_is_counted", a_nic_of_an_unknown_maker_is_counted},
+          {"rc/memory_that_needs_a_flush_is_counted", memory_that_needs_a_flush_is_counted},
+          {"rc/a_provider_without_wr_calls_is_counted_too", a_provider_without_wr_calls_is_counted_too},
+          {"rc/a_provider_without_wr_calls_and_inline_writes_works",
+           a_provider_without_wr_calls_and_inline_writes_works},
+          {"rc/each_receiver_says_how_its_flags_come", each_receiver_says_how_its_flags_come},
+          {"rc/order_that_a_nic_does_not_keep_is_seen", order_that_a_nic_does_not_keep_is_seen},
+          {"unordered/every_byte_arrives_before_its_flag", unordered_is_counted},
+          {"verbs/a_failed_completion_is_a_fault", a_failed_completion_is_a_fault},
+          {"verbs/a_peer_that_is_gone_is_a_fault", a_peer_that_is_gone_is_a_fault},
+          {"verbs/a_receiver_that_is_never_ready_is_a_fault_at_the_deadline",
+           a_receiver_that_is_never_ready_is_a_fault_at_the_deadline},
+          {"verbs/a_wrong_key_is_a_fault", a_wrong_key_is_a_fault},
+          {"verbs/a_peer_that_has_said_goodbye_is_a_fault", a_peer_that_has_said_goodbye_is_a_fault},
+          {"verbs/an_endpoint_of_another_shape_is_refused", an_endpoint_of_another_shape_is_refused}};
+}
+
+}  // namespace mk::test
