@@ -6,14 +6,17 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
+
 from mkcompile.errors import MkcompileError, TransportError
 from mkcompile.plan.placement import Placement
 from mkcompile.runtime import driver, network_abi
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.network_choice import proxy_config
 from mkcompile.runtime.network_layout import NetworkShape, NetworkTable
-from mkcompile.runtime.proxy import Hooks, Local, Proxy, Region, Ring, connect
-from mkcompile.runtime.proxy.cuda import cuda_hooks, open_engine
+from mkcompile.runtime.proxy import Hooks, Local, Proxy, Region, Ring, connect, with_nic
+from mkcompile.runtime.proxy.bootstrap import NIC_TRANSPORTS
+from mkcompile.runtime.proxy.cuda import CudaEngine, cuda_hooks, exported, open_engine
 from mkcompile.runtime.symmetric import SymmetricBuffer
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
@@ -92,7 +95,8 @@ class CudaLinks:
         """Collective. Raises: TransportError, ProxyUnavailableError, PeerTimeoutError, on all ranks."""
         group = exchange.group()
         assert group is not None
-        config, pinned = proxy_config(self.transport), _Pinned(device_idx=self.device_idx)
+        config = with_nic(proxy_config(self.transport), torch.device("cuda", self.device_idx))
+        pinned = _Pinned(device_idx=self.device_idx)
         ring = Ring(
             control=pinned.take(network_abi.RING_CONTROL_BYTES),
             slots=pinned.take(network_abi.COMMAND_BYTES * config.ring_capacity),
@@ -106,7 +110,10 @@ class CudaLinks:
             keep=buffer,
         )
         try:
-            local = Local(region=region, hooks=self._hooks(buffer, exchange.world_size, pinned), ring=ring)
+            engine = open_engine(self.device_idx)
+            hooks = self._hooks(engine, buffer, exchange.world_size, pinned)
+            reachable = exported(engine, region) if config.transport in NIC_TRANSPORTS else region
+            local = Local(region=reachable, hooks=hooks, ring=ring)
             proxy = connect(group, local, config, exchange.timeout_s)
         except MkcompileError:
             pinned.free()
@@ -118,8 +125,7 @@ class CudaLinks:
         )
         return NetworkLink(table=table, check=proxy.check, close=lambda: _close(proxy, pinned))
 
-    def _hooks(self, buffer: SymmetricBuffer, world_size: int, pinned: _Pinned) -> Hooks:
-        engine = open_engine(self.device_idx)
+    def _hooks(self, engine: CudaEngine, buffer: SymmetricBuffer, world_size: int, pinned: _Pinned) -> Hooks:
         if self.transport == "emulated":
             return cuda_hooks(engine, buffer.addresses)
         bounce_bytes = world_size * _BOUNCE_BYTES_A_PEER if self.transport == "tcp" else 0

@@ -9,10 +9,12 @@ import base64
 import json
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch.distributed import ProcessGroup
 
-from mkcompile.errors import MkcompileError, ProxyUnavailableError, TransportError
+from mkcompile.errors import MkcompileError, NoDeviceError, ProxyUnavailableError, TransportError
 from mkcompile.runtime.exchange import Exchange
+from mkcompile.runtime.proxy.nic_choice import choose_nic, pci_address
 from mkcompile.runtime.proxy.session import Place, Proxy
 from mkcompile.runtime.proxy.settings import Hooks, ProxyConfig, Region, Ring, Transport
 from mkcompile.runtime.proxy.trial import try_transport
@@ -20,6 +22,8 @@ from mkcompile.runtime.proxy.trial import try_transport
 _TOPIC = "proxy"
 #: Best first, for `choose_transport`. `emulated` and `unordered` are for tests and never chosen.
 PREFERENCE: tuple[Transport, ...] = ("srd", "rc", "tcp")
+#: Those whose device is a NIC that speaks verbs.
+NIC_TRANSPORTS: tuple[Transport, ...] = ("srd", "rc", "unordered")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,15 +84,35 @@ def choose_transport(group: ProcessGroup, timeout_s: float = 0.0) -> tuple[Trans
     raise ProxyUnavailableError("; ".join(reasons))
 
 
-def configured(group: ProcessGroup, network: str, config: ProxyConfig, timeout_s: float = 0.0) -> ProxyConfig:
-    """`config` with the transport and device of `MKCOMPILE_NETWORK`; collective where that is `auto`.
+def configured(
+    group: ProcessGroup, network: str, config: ProxyConfig, timeout_s: float = 0.0, device: torch.device | None = None
+) -> ProxyConfig:
+    """`config` with the transport and NIC of `MKCOMPILE_NETWORK`; collective where that is `auto`.
 
+    `device`: the GPU whose memory is sent, to which the NIC should be near; None: a rank on the CPU.
     Raises: OptionError for a transport that does not exist; ProxyUnavailableError as `choose_transport`.
     """
-    if network == "auto":
-        return replace(config, transport=choose_transport(group, timeout_s)[0])
-    transport, _, device = network.partition(":")
-    return replace(config, transport=transport, device=device)  # type: ignore[arg-type]
+    asked, _, names = network.partition(":")
+    transport = choose_transport(group, timeout_s)[0] if asked == "auto" else asked
+    return with_nic(replace(config, transport=transport, device=names), device)  # type: ignore[arg-type]
+
+
+def with_nic(config: ProxyConfig, device: torch.device | None) -> ProxyConfig:
+    """The NIC that a proxy should use for memory of `device` (None: the host's), where its transport has NICs.
+
+    `config.device` may name one, which is then taken as it is, or several with commas between them, to choose among.
+    What this rank lacks is found again when the proxy is opened, where all ranks hear of it: it is not raised here.
+    """
+    if config.transport not in NIC_TRANSPORTS:
+        return config
+    among = tuple(name for name in config.device.split(",") if name)
+    if len(among) == 1:
+        return config
+    try:
+        address = pci_address(device) if device is not None else ""
+        return replace(config, device=choose_nic(address, config.transport, among).name)
+    except NoDeviceError:
+        return replace(config, device=among[0] if among else "")
 
 
 def _pack(proxy: Proxy) -> str:
