@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from rich.console import Console
 from mkcompile.config import ForeignSettings, Settings, read_foreign_settings
 from mkcompile.errors import ProxyUnavailableError
 from mkcompile.inspect import cli
-from mkcompile.inspect.doctor import gpus, network, proxy, software, storage, symmetric
+from mkcompile.inspect.doctor import gpus, network, ports, proxy, software, storage, symmetric
 from mkcompile.inspect.doctor.check import Check, Diagnosis, Section
 from mkcompile.inspect.doctor.machine import GpuInfo
 from mkcompile.inspect.doctor.show import diagnosis_to_dict, print_diagnosis
@@ -210,6 +210,60 @@ def test_a_proxy_that_was_not_built_says_how_to_get_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(proxy, "library", nothing)
     check = proxy.check()
     assert check.status == "missing" and "not built" in check.found and "g++" in check.remedy
+
+
+def test_how_nics_reach_the_memory_of_a_gpu_is_told() -> None:
+    trial = proxy.Trial(transport="rc", device="mlx5_0/1", registration="host", gpu_registration="bounce buffer")
+    assert "GPU memory: bounce buffer, flags by the NIC" in str(trial)
+    assert "flags by the proxy" in str(replace(trial, counts=True))
+
+
+def test_the_nic_of_each_gpu_is_told(tmp_path: Path) -> None:
+    assert by_name(network.section(tmp_path))["NIC of each GPU"].found == "no NIC of this machine speaks rc"
+    make_nic(tmp_path, "mlx5_0", "mlx5_core", "ACTIVE")
+    check = by_name(network.section(tmp_path))["NIC of each GPU"]
+    assert check.status == "ok" and check.found == "a rank on the CPU: mlx5_0 (the only one with an active port)"
+
+
+#: pyverbs, as far as the doctor knows it.
+PYVERBS = {
+    "__init__.py": "",
+    "pyverbs_error.py": "class PyverbsError(Exception): pass",
+    "device.py": """
+from types import SimpleNamespace as S
+def get_device_list(): return [S(name=b"mlx5_0")]
+class Context:
+    def __init__(self, name): pass
+    def query_device(self): return S(fw_version="28.39.1002", vendor_id=0x2c9, phys_port_cnt=2)
+    def query_port(self, number):
+        state = 4 if number == 1 else 1
+        return S(state=state, link_layer=2, active_speed=128, active_width=2, active_mtu=5, gid_tbl_len=4)
+    def query_gid_table(self, count):
+        return [S(port_num=1, gid_index=3, gid_type=2, gid_str=lambda: "::ffff:10.0.0.1")]
+""",
+}
+
+
+def test_ports_speeds_and_firmware_by_pyverbs(tmp_path: Path) -> None:
+    package = tmp_path / "pyverbs"
+    package.mkdir()
+    for name, text in PYVERBS.items():
+        (package / name).write_text(text)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nshift\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    check = ports.check([str(tmp_path / "missing"), str(python)])
+    assert check.status == "ok"
+    assert "mlx5_0 (firmware 28.39.1002, vendor 0x2c9): port 1 active, Ethernet, 400 Gb/s, MTU 4096" in check.found
+    assert "gids 3: ::ffff:10.0.0.1 (RoCE v2); port 2 down" in check.found
+
+
+def test_no_pyverbs_says_so_for_each_python(tmp_path: Path) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    check = ports.check([str(broken), str(tmp_path / "missing")])
+    assert check.status == "off" and "ended with 3" in check.found and "No such file" in check.found
 
 
 def test_cache_folders(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import resource
 from ctypes.util import find_library
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
-from mkcompile.inspect.doctor import proxy
+from mkcompile.errors import NoDeviceError
+from mkcompile.inspect.doctor import ports, proxy
 from mkcompile.inspect.doctor.check import Check, Section
+from mkcompile.runtime.proxy.machine_tree import find_gpus, read
+from mkcompile.runtime.proxy.nic_choice import choose_nic
 
 SYS = Path("/sys")
 _LOCKED_WANTED_BYTES = 1 << 30
@@ -31,7 +33,16 @@ def section(root: Path = SYS) -> Section:
     nics = find_nics(root)
     return Section(
         title="Network",
-        checks=(_devices(nics), _library(), _transports(nics), proxy.check(), _memory(root, nics), _locked()),
+        checks=(
+            _devices(nics),
+            ports.check(),
+            _library(),
+            _transports(nics),
+            _chosen(root, nics),
+            proxy.check(),
+            _memory(root, nics),
+            _locked(),
+        ),
     )
 
 
@@ -47,14 +58,10 @@ def _nic(device: Path) -> Nic:
     return Nic(
         name=device.name,
         driver=driver.resolve().name if driver.exists() else "unknown",
-        link=_read(port / "link_layer"),
-        state=_read(port / "state").rpartition(" ")[2],
-        rate=_read(port / "rate"),
+        link=read(port / "link_layer", "unknown"),
+        state=read(port / "state", "unknown").rpartition(" ")[2],
+        rate=read(port / "rate", "unknown"),
     )
-
-
-def _read(path: Path) -> str:
-    return path.read_text().strip() if path.is_file() else "unknown"
 
 
 def _devices(nics: list[Nic]) -> Check:
@@ -71,13 +78,12 @@ def _devices(nics: list[Nic]) -> Check:
 
 def _library() -> Check:
     library = find_library("ibverbs")
-    pyverbs = find_spec("pyverbs") is not None
     return Check(
         name="libibverbs",
         status="ok" if library else "missing",
-        found=f"{library or 'not found'}, pyverbs {'importable' if pyverbs else 'not importable'}",
+        found=library or "not found",
         cost="the host proxy can't open a NIC",
-        remedy="apt-get install libibverbs1 ibverbs-providers (python3-pyverbs for its tests)",
+        remedy="apt-get install libibverbs1 ibverbs-providers",
     )
 
 
@@ -92,6 +98,28 @@ def _transports(nics: list[Nic]) -> Check:
         found=", ".join(names),
         cost="across nodes, tcp goes through host memory: right, and slow",
         remedy="see verbs devices",
+    )
+
+
+def _chosen(root: Path, nics: list[Nic]) -> Check:
+    """The NIC that each GPU's proxy takes by itself, and why."""
+    transport = "srd" if any(one.driver == "efa" and one.state == "ACTIVE" for one in nics) else "rc"
+    gpus = find_gpus(root)
+    lines = []
+    for gpu in gpus or [""]:
+        try:
+            choice = choose_nic(gpu, transport, (), root)
+        except NoDeviceError as error:
+            lines = [error.report.detail]
+            break
+        lines.append(f"{gpu or 'a rank on the CPU'}: {choice.name} ({choice.reason})")
+    active = any(one.state == "ACTIVE" for one in nics)
+    return Check(
+        name="NIC of each GPU",
+        status="ok" if active else "off",
+        found="; ".join(lines),
+        cost="no GPU sends over a NIC",
+        remedy="MKCOMPILE_NETWORK=rc:NIC, or rc:NIC,NIC,... to choose the nearest of some",
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from mkcompile.errors import ProxyUnavailableError
 from mkcompile.inspect.doctor.check import Check
 from mkcompile.runtime.proxy.library import library
@@ -16,12 +18,13 @@ _TRIED: tuple[Transport, ...] = ("srd", "rc", "tcp")
 
 
 def try_transports() -> list[Trial]:
-    """Open each transport that can be chosen automatically, alone and without a peer.
+    """Open each transport that can be chosen automatically, alone and without a peer, on host memory and a GPU's.
 
     Raises: ProxyUnavailableError where there is no library.
     """
     library()
-    return [try_transport(name) for name in _TRIED]
+    gpu = torch.device("cuda", 0) if torch.cuda.is_available() else None
+    return [try_transport(name, gpu) for name in _TRIED]
 
 
 def check() -> Check:
