@@ -37,7 +37,7 @@ class Family:
 
     Units: seconds; `timeout_s` is the process group's. `may_die`: ranks that a case ends on purpose. `alone`: shares
     its processes with no other. `on_cpu`: cases that also run without GPUs, unfused. `needs_nccl`: which has one rank a
-    GPU.
+    GPU. In `environment` "{rank}" stands for the rank.
     """
 
     module: str
@@ -59,6 +59,7 @@ EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 SHORT = {"MKCOMPILE_TIMEOUT_S": "5"}
 RESERVE_16 = {"MKCOMPILE_TIMEOUT_S": "8", "MKCOMPILE_SM_RESERVE": "16"}
 RESERVE_32 = {"MKCOMPILE_TIMEOUT_S": "8", "MKCOMPILE_SM_RESERVE": "32"}
+NODES = {"MKCOMPILE_NODE": "node{rank}"}
 NCCL = "tests.gpu.nccl_cases"
 LARGE = ("large_first_on_rank_0", "large_first_on_rank_1")
 #: Captures without warm-up come first, before other families have loaded kernels.
@@ -69,6 +70,25 @@ FAMILIES: dict[str, Family] = {
     "compiled": Family(module="tests.gpu.compiled_cases", limit_s=150, on_cpu=("tensor_parallel", "sequence_parallel")),
     "planned": Family(module="tests.gpu.planned_cases", limit_s=120, on_cpu=("planned_results",)),
     "streams": Family(module="tests.gpu.stream_cases", limit_s=90),
+    "network_tcp": Family(
+        module="tests.gpu.network_cases",
+        limit_s=100,
+        environment={**NODES, "MKCOMPILE_NETWORK": "tcp"},
+        only=("products", "replays", "tensor_parallel", "sequence_parallel"),
+    ),
+    "network_emulated": Family(
+        module="tests.gpu.network_cases",
+        limit_s=60,
+        environment={**NODES, "MKCOMPILE_NETWORK": "emulated:50"},
+        only=("products", "tensor_parallel"),
+    ),
+    "network_killed": Family(
+        module="tests.gpu.network_cases",
+        limit_s=60,
+        environment={**NODES, **SHORT, "MKCOMPILE_NETWORK": "tcp"},
+        only=("killed_peer",),
+        may_die=(1,),
+    ),
     "nccl": Family(module=NCCL, limit_s=60, environment={"MKCOMPILE_TIMEOUT_S": "8"}, needs_nccl=True),
     "nccl_reserve_16": Family(module=NCCL, limit_s=60, environment=RESERVE_16, only=LARGE, needs_nccl=True),
     "nccl_reserve_32": Family(module=NCCL, limit_s=60, environment=RESERVE_32, only=LARGE, needs_nccl=True),
@@ -156,7 +176,8 @@ def _start_rank(names: list[str], rank: int, device: str, folder: Path) -> subpr
     settings = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "4", "CUDA_MODULE_LOADING": "EAGER"}
     if device == "shared":
         settings["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
-    environment = {**os.environ, **settings, **FAMILIES[names[0]].environment}
+    own = {name: text.replace("{rank}", str(rank)) for name, text in FAMILIES[names[0]].environment.items()}
+    environment = {**os.environ, **settings, **own}
     with (folder / f"log.{rank}").open("wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=ROOT, start_new_session=True)
 
