@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
-from mkcompile.ops.groups import find
 from mkcompile.runtime import form as forms
 from mkcompile.runtime.abi import KernelArguments
 from mkcompile.runtime.gather_abi import GatherArguments
@@ -28,8 +26,8 @@ from mkcompile.runtime.host import contiguous_strides
 from mkcompile.runtime.identity import LaunchIdentity
 from mkcompile.runtime.kernel import LoadedKernel, PeerTable
 from mkcompile.runtime.network_gather import MoverDevice, PreparedNetworkGather, mover_grid, region_demand
-from mkcompile.runtime.operation import GROUP, Device, Group
-from mkcompile.runtime.reserve import GROUPS, Newest, newest_group
+from mkcompile.runtime.operation import Group, Repeatable
+from mkcompile.runtime.reserve import GROUPS, newest_group
 from mkcompile.runtime.symmetric import SymmetricBuffer
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.trace.record import Recorder
@@ -237,39 +235,19 @@ def _moved(model: PreparedGather, tensors: GatherTensors) -> PreparedGather:
 
 
 @dataclass(slots=True, kw_only=True)
-class GatherOperation:
+class GatherOperation(Repeatable[Tensor, Sequence[Tensor | None], list[Tensor]]):
     """All calls of one signature. `launches` is what was prepared, by the addresses of operands and results."""
 
     form: GatherForm
     choice: GatherChoice
     kernel: LoadedKernel | None
     engine: EngineDevice | None
-    device: Device
-    group: Group
-    process_group: Callable[[], ProcessGroup | None]
-    plan_key: str
-    newest_group: Newest
     mover: MoverDevice | None = None
     workspace: Workspace | None = None
     area: SymmetricBuffer | None = None
     launches: dict[tuple[int, ...], Prepared] = field(default_factory=dict)
     site: GatherSite | None = None
     model: PreparedGather | None = None
-
-    def again(
-        self, x: Tensor, w: Sequence[Tensor], bias: Sequence[Tensor | None], *options: Any
-    ) -> list[Tensor] | None:
-        """A call like the first, its options included; None where the group's name is another group's now.
-
-        Raises: as `run`, and what an earlier launch has reported.
-        """
-        try:
-            if self.process_group() is not find(options[GROUP]):
-                return None
-        except (RuntimeError, KeyError, ValueError):  # no group has the name: what the long way says of it
-            return None
-        self.group.workspace.board.check()
-        return self.run(x, w, bias)
 
     def run(self, x: Tensor, w: Sequence[Tensor], bias: Sequence[Tensor | None]) -> list[Tensor]:
         """On the current stream of the operands' device.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ from mkcompile.runtime.tile_schedule import TileSchedule
 from mkcompile.runtime.trace.record import Recorder
 from mkcompile.runtime.workspace import Demand, GroupWorkspace, Workspace
 
+_Rows = TypeVar("_Rows")
+_Bias = TypeVar("_Bias")
+_Result = TypeVar("_Result")
 _Tensors = tuple[Sequence[Tensor], Sequence[Tensor], Tensor | None, Tensor]
 #: Where the options of a call name its group.
 GROUP = -2
@@ -67,35 +71,20 @@ class Group:
 
 
 @dataclass(slots=True, kw_only=True)
-class Operation:
-    """All calls of one signature. `launches` are the argument blocks by the operands' addresses; `model` is one of
-    operands that were read in place, of which those of other addresses are made. `blueprint` is that of results which
-    peers store into, and `otherwise` the operation for calls that find no room for theirs: ready from the start, since
-    a capture, where room may be lacking first, can neither load a kernel nor make a workspace.
-    """
+class Repeatable(ABC, Generic[_Rows, _Bias, _Result]):
+    """Where all calls of one signature run, and with whom: calls after the first need no more than their operands."""
 
-    form: Form
-    kernel: LoadedKernel
-    schedule: TileSchedule
-    demand: Demand
     device: Device
     group: Group
-    allocate: Callable[[], Tensor]
     process_group: Callable[[], ProcessGroup | None]
     plan_key: str
     newest_group: Newest
-    blueprint: Blueprint | None = None
-    otherwise: Operation | None = None
-    workspace: Workspace | None = None
-    model: PreparedLaunch | None = None
-    launches: dict[tuple[int, ...], PreparedLaunch] = field(default_factory=dict)
 
-    def fall_back_to(self, otherwise: Operation) -> None:
-        """For calls without room; the workspace serves both."""
-        self.otherwise = otherwise
-        self.demand = otherwise.demand = self.demand.joined(otherwise.demand)
+    @abstractmethod
+    def run(self, x: _Rows, w: Sequence[Tensor], bias: _Bias) -> _Result | None:
+        """On the current stream of the operands' device."""
 
-    def again(self, x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None, *options: Any) -> Tensor | None:
+    def again(self, x: _Rows, w: Sequence[Tensor], bias: _Bias, *options: Any) -> _Result | None:
         """A call like the first, its options included; None where the group's name is another group's now.
 
         Raises: as `run`, and what an earlier launch has reported.
@@ -107,6 +96,31 @@ class Operation:
             return None
         self.group.workspace.board.check()
         return self.run(x, w, bias)
+
+
+@dataclass(slots=True, kw_only=True)
+class Operation(Repeatable[Sequence[Tensor], Tensor | None, Tensor]):
+    """All calls of one signature. `launches` are the argument blocks by the operands' addresses; `model` is one of
+    operands that were read in place, of which those of other addresses are made. `blueprint` is that of results which
+    peers store into, and `otherwise` the operation for calls that find no room for theirs: ready from the start, since
+    a capture, where room may be lacking first, can neither load a kernel nor make a workspace.
+    """
+
+    form: Form
+    kernel: LoadedKernel
+    schedule: TileSchedule
+    demand: Demand
+    allocate: Callable[[], Tensor]
+    blueprint: Blueprint | None = None
+    otherwise: Operation | None = None
+    workspace: Workspace | None = None
+    model: PreparedLaunch | None = None
+    launches: dict[tuple[int, ...], PreparedLaunch] = field(default_factory=dict)
+
+    def fall_back_to(self, otherwise: Operation) -> None:
+        """For calls without room; the workspace serves both."""
+        self.otherwise = otherwise
+        self.demand = otherwise.demand = self.demand.joined(otherwise.demand)
 
     def run(self, x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None) -> Tensor | None:
         """On the current stream of the operands' device; None where there is no room and no operation `otherwise`.
