@@ -56,18 +56,17 @@ class CellRun:
         """Whatever a contender raises, on any rank, becomes its row's error; all ranks come out of here together."""
         entry = self.entries[name]
         self.say(f"{self.cell}: {what} {name}")
-        failed = 0
+        text = ""
         try:
             yield
         except Exception as error:  # a row with its error is a result
-            failed = 1
-            text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            entry.row.setdefault("error", f"{what}: {text[:400]}")
+            text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
         self.turn.leave()
-        others = torch.tensor(failed)
-        dist.all_reduce(others, dist.ReduceOp.MAX, group=self.turn.host_group)
-        if others.item() and not failed:
-            entry.row.setdefault("error", f"{what}: on another rank")
+        said: list[str] = [""] * dist.get_world_size()
+        dist.all_gather_object(said, text, group=self.turn.host_group)
+        for rank, one in enumerate(said):
+            if one:
+                entry.row.setdefault("error", f"{what}: {one}" if said[0] else f"{what}: on rank {rank}: {one}")
 
     def compile(self, name: str, kind: str, passes: tuple[str, ...]) -> None:
         """Each pass at its first call. Seconds leave out the wait for other pairs' turns."""
