@@ -34,14 +34,34 @@ struct StreamCompute {
         epilogue{args, memory, plan, group, {args, memory}, {args, 0}},
         trace(args, kComputeLane + group, threadIdx.x % 128 == 0) {}
 
-  /// `reused`: the buffers of the exchange in the cluster will be written again.
-  MK_DEVICE void product(u32 tile, bool reused, typename StreamEpilogue<Op>::Sums& sum) {
+  /// This group's part of a tile that both share. `in_order`: see Turns; what it delays the second group by is less
+  /// than the first one's partials take on the link where tiles have many rows.
+  MK_DEVICE void multiply_shared(bool in_order, float (&acc)[Tile::kGroupN / 2]) {
+    const Turns<Tile> turns{args, memory};
+    const u32 k_blocks = plan.last_k() - plan.first_k(), most = in_order ? Tile::kStages : 0;
+    const u32 at_end = most < k_blocks ? most : k_blocks;
+#pragma unroll
+    for (int i = 0; i < Tile::kGroupN / 2; ++i) acc[i] = 0.f;
+#pragma unroll 1
+    for (u32 left = k_blocks; left != 0;) {
+      if (left == at_end && group == 1) turns.await_first(trace);
+      const u32 blocks = left > at_end ? left - at_end : left;
+      multiply_blocks<typename Op::Element>(args, memory, ring, group, blocks, acc, trace);
+      left -= blocks;
+    }
+    if (in_order && group == 0) mbarrier_arrive(turns.taken(0));
+  }
+
+  /// `reused`: the buffers of the exchange in the cluster will be written again. `last`: of this block.
+  MK_DEVICE void product(u32 tile, bool reused, bool last, typename StreamEpilogue<Op>::Sums& sum) {
     const u32 k_blocks = plan.last_k() - plan.first_k();
     float acc[Tile::kMine][Tile::kGroupN / 2];
     if constexpr (Tile::kPingPong) {
       const Turns<Tile> turns{args, memory};
       turns.await_turn(epilogue.exchange.turn, trace);
       multiply_slabs<typename Op::Element>(args, memory, ring, k_blocks, turns.taken(group), acc, trace);
+    } else if constexpr (Op::kReduces && Tile::kBlockM > 64) {
+      multiply_shared(last && (!Op::kScatters || plan.has_peers(args, tile)), acc[0]);
     } else {
       multiply_tile<typename Op::Element>(args, memory, ring, group, k_blocks, acc[0], trace);
     }
@@ -73,11 +93,13 @@ struct StreamCompute {
   /// To the peers, by others but for this block's `last` tile, after which there are no loads to protect.
   MK_DEVICE void pass_on(u32 tile, const typename StreamEpilogue<Op>::Partials& own, bool last) {
     if (Op::kScatters && !plan.has_peers(args, tile)) return;
-    if (Tile::kHandsOver && !last) {
-      epilogue.hand_over(handed++, own, trace);
-    } else {
-      epilogue.send(tile, own, Tile::kPingPong && args.pace_ns != 0 && !last);
+    if constexpr (Tile::kHandsOver) {
+      if (!last) {
+        epilogue.hand_over(handed++, own, trace);
+        return;
+      }
     }
+    epilogue.send(tile, own, Tile::kPingPong && args.pace_ns != 0 && !last);
   }
 
   MK_DEVICE void finish(u32 tile, const typename StreamEpilogue<Op>::Partials& own) {
@@ -96,7 +118,8 @@ struct StreamCompute {
       epilogue.exchange.turn = turn;
       const u32 tile = plan.tile(position);
       typename StreamEpilogue<Op>::Sums sum;
-      product(tile, position + 2 * plan.step < plan.tiles, sum);
+      const bool last = position + plan.step >= plan.tiles;
+      product(tile, position + 2 * plan.step < plan.tiles, last, sum);
       trace.end(kTraceMainloop, args.rank, tile);
       trace.begin();
       if constexpr (!Op::kReduces) {
@@ -105,7 +128,7 @@ struct StreamCompute {
         enter();
         typename StreamEpilogue<Op>::Partials own;
         epilogue.round(sum, own);
-        pass_on(tile, own, position + plan.step >= plan.tiles);
+        pass_on(tile, own, last);
         if constexpr (Tile::kPingPong) {
           finish(tile, own);
         } else {

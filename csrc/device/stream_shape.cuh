@@ -34,22 +34,26 @@ struct StreamShape : OperandShape<kBlockM_, kBlockN_, kWeightIsKn_> {
   static constexpr int kSpareOffset = kPanelOffset, kHandedOffset = kPanelOffset + 2 * kExchangeBytes;
   static constexpr int kHandedBuffers = kHandsOver ? 2 : 0, kHandedBytes = kBlockM * kBlockN * 2;
   static constexpr int kBarrierOffset = kHandedOffset + kHandedBuffers * kHandedBytes;
-  static constexpr int kBarriers = 2 * kStages + 7 + 2 * kHandedBuffers;
+  static constexpr int kExchangeBarriers = 8, kTurnBarriers = 2;
+  static constexpr int kBarriers = 2 * kStages + kExchangeBarriers + kTurnBarriers + 2 * kHandedBuffers + 1;
   static constexpr int kWordOffset = kBarrierOffset + kBarriers * 8;
   static constexpr int kSharedBytes = 1024 + kWordOffset + 16 + kStages * 8;
   static_assert(kSharedBytes <= 232448, "shared memory of one SM");
 };
 
-/// How the blocks of a cluster give each other their partials: in two buffers, by turns. Thread t writes only what the
-/// threads t of the other blocks read.
+/// How the blocks of a cluster give each other their partials: in two buffers, by turns, each math group by itself.
+/// Thread t writes only what the threads t of the other blocks read.
 template <class Tile>
 struct Exchange {
-  static constexpr u32 kThreads = Tile::kPingPong ? 128 : 256;  ///< that work on one tile
+  static constexpr u32 kGroups = Tile::kPingPong ? 1 : kMathGroups;  ///< that work on one tile
   const LaunchArguments& args;
   const SharedMemory<Tile>& memory;
   u32 turn = 0;  ///< tiles of this block before this one
 
-  MK_DEVICE u32 barrier(u32 kind) const { return memory.barrier(2 * Tile::kStages + kind * 2 + turn % 2); }
+  MK_DEVICE u32 barrier(u32 kind) const { return barrier_of(kind, threadIdx.x / 128); }
+  MK_DEVICE u32 barrier_of(u32 kind, u32 group) const {
+    return memory.barrier(2 * Tile::kStages + (kind * kMathGroups + group) * 2 + turn % 2);
+  }
   /// All other blocks' partials of this block's part have arrived.
   MK_DEVICE u32 full() const { return barrier(0); }
   /// All other blocks have read what this one wrote there two tiles ago.
@@ -61,17 +65,19 @@ struct Exchange {
   }
 
   MK_DEVICE void init() const {
-    constexpr u32 kReaders = Tile::kSplit == 1 ? 1 : kThreads / 32 * (Tile::kSplit - 1);
-    for (u32 at = 0; at < 2; ++at) {
-      mbarrier_init(memory.barrier(2 * Tile::kStages + at), 1);
-      mbarrier_init(memory.barrier(2 * Tile::kStages + 2 + at), kReaders);
+    constexpr u32 kReaders = Tile::kSplit == 1 ? 1 : 4 * (Tile::kSplit - 1);
+    for (u32 group = 0; group < kMathGroups; ++group) {
+      for (Exchange at{args, memory}; at.turn < 2; ++at.turn) {
+        mbarrier_init(at.barrier_of(0, group), 1);
+        mbarrier_init(at.barrier_of(1, group), kReaders);
+      }
     }
   }
   /// Before the first partial of a tile is written. `first`: of this thread; the others' barriers are ready, too.
   MK_DEVICE void begin(bool first) const {
     if (first) cluster_wait();
     if (turn >= 2) await(empty(), (turn / 2 & 1) ^ 1);
-    if (threadIdx.x % kThreads == 0) mbarrier_arrive_expect(full(), Tile::kExchangeBytes);
+    if (threadIdx.x % 128 == 0) mbarrier_arrive_expect(full(), Tile::kExchangeBytes / kGroups);
   }
   MK_DEVICE void await_partials() const { await(full(), turn / 2 & 1); }
   /// All partials have been read. `reused`: a later tile will be written over them, by blocks that are still here then.
@@ -92,15 +98,20 @@ struct Exchange {
   }
 };
 
-/// Who multiplies: a group waits for its turn, so that it never waits for a phase of a stage's barrier while an earlier
-/// one of the same parity is still to come.
+/// Who multiplies, where groups take turns: a group waits for its turn, so that it never waits for a phase of a stage's
+/// barrier while an earlier one of the same parity is still to come.
+///
+/// Where they share a tile: who multiplies the k-blocks that are all here at the end, of a block's last tile. The first
+/// group does so alone, and its partials are on the link while the second multiplies.
 template <class Tile>
 struct Turns {
   const LaunchArguments& args;
   const SharedMemory<Tile>& memory;
 
   /// All threads of a group have seen the last k-block of their tile.
-  MK_DEVICE u32 taken(u32 group) const { return memory.barrier(2 * Tile::kStages + 4 + group); }
+  MK_DEVICE u32 taken(u32 group) const {
+    return memory.barrier(2 * Tile::kStages + Tile::kExchangeBarriers + group);
+  }
   MK_DEVICE void init() const {
     for (u32 group = 0; group < 2; ++group) mbarrier_init(taken(group), 128);
   }
@@ -108,6 +119,8 @@ struct Turns {
   MK_DEVICE void await_turn(u32 turn, Trace& trace) const {
     if (turn > 0) wait_phase(args, taken((turn - 1) % 2), (turn - 1) / 2 & 1, kComputeRole, trace);
   }
+  /// The second group, before the last k-blocks of a shared tile.
+  MK_DEVICE void await_first(Trace& trace) const { wait_phase(args, taken(0), 0, kComputeRole, trace); }
 };
 
 /// Which part of each tile this block takes.
@@ -147,12 +160,13 @@ struct StreamPlan : StreamOrder {
 template <class Tile>
 struct HandOver {
   static constexpr u32 kSenders = 2, kBuffers = Tile::kHandedBuffers;  ///< warps
+  static constexpr int kFirst = 2 * Tile::kStages + Tile::kExchangeBarriers + Tile::kTurnBarriers;  ///< barrier
   const LaunchArguments& args;
   const SharedMemory<Tile>& memory;
 
   /// `turn`: tiles that this block has handed over before this one.
-  MK_DEVICE u32 full(u32 turn) const { return memory.barrier(2 * Tile::kStages + 6 + turn % kBuffers); }
-  MK_DEVICE u32 free(u32 turn) const { return memory.barrier(2 * Tile::kStages + 6 + kBuffers + turn % kBuffers); }
+  MK_DEVICE u32 full(u32 turn) const { return memory.barrier(kFirst + turn % kBuffers); }
+  MK_DEVICE u32 free(u32 turn) const { return memory.barrier(kFirst + kBuffers + turn % kBuffers); }
   /// A unit of one thread; that of the next thread follows.
   MK_DEVICE u32 at(u32 turn, u32 slab, u32 unit, u32 thread) const {
     const u32 buffer = memory.base + Tile::kHandedOffset + turn % kBuffers * Tile::kHandedBytes;

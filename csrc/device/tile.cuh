@@ -224,21 +224,17 @@ MK_DEVICE u32 count_k_blocks(const LaunchArguments& args) {
   return blocks;
 }
 
-/// Compute role: one group's part of a tile, acc = A * B. A stage is handed back one k-block late, when the products
-/// that read it are known to be finished.
+/// Compute role: one group's part of some k-blocks of a tile, acc += A * B. A stage is handed back one k-block late,
+/// when the products that read it are known to be finished.
 template <class Element, class Tile, int kAccumulators>
-MK_DEVICE void multiply_tile(const LaunchArguments& args, const SharedMemory<Tile>& memory, Ring<Tile>& ring, int group,
-                             u32 k_blocks, float (&acc)[kAccumulators], Trace& trace) {
+MK_DEVICE void multiply_blocks(const LaunchArguments& args, const SharedMemory<Tile>& memory, Ring<Tile>& ring,
+                               int group, u32 k_blocks, float (&acc)[kAccumulators], Trace& trace) {
   using Mma = Wgmma<Tile::kGroupN, Element, Tile::kWeightIsKn>;
   constexpr u32 kOffsetA = Tile::kSplitsRows ? 64 * kBlockK * 2 : 0;
   constexpr u32 kOffsetB = Tile::kSplitsRows ? 0 : Tile::kGroupN * kBlockK * 2;
   constexpr u32 kStepB = Tile::kWeightIsKn ? 16 * Tile::kRowBytes : 32;  // sixteen k further on
   constexpr u32 kProductsNs = Tile::kBlockM * Tile::kBlockN * kBlockK * 2 / kFlopPerNs;  // those still under way
   const bool leader = threadIdx.x % 128 == 0;
-  // Cleared, and every product accumulates: left undefined until the first product they would be kept alive, and spilled,
-  // round the loop over tiles.
-#pragma unroll
-  for (int i = 0; i < kAccumulators; ++i) acc[i] = 0.f;
   int previous = -1;
   for (u32 block = 0; block < k_blocks; ++block) {
     wait_phase(args, memory.stage_full(ring.stage), ring.parity, kComputeRole, trace, block == 0 ? 0 : kProductsNs);
@@ -258,6 +254,17 @@ MK_DEVICE void multiply_tile(const LaunchArguments& args, const SharedMemory<Til
   }
   wgmma_wait<0>();
   if (leader) mbarrier_arrive(memory.stage_empty(previous));
+}
+
+/// All k-blocks of a tile: acc = A * B.
+template <class Element, class Tile, int kAccumulators>
+MK_DEVICE void multiply_tile(const LaunchArguments& args, const SharedMemory<Tile>& memory, Ring<Tile>& ring, int group,
+                             u32 k_blocks, float (&acc)[kAccumulators], Trace& trace) {
+  // Cleared, and every product accumulates: left undefined until the first product they would be kept alive, and
+  // spilled, round the loop over tiles.
+#pragma unroll
+  for (int i = 0; i < kAccumulators; ++i) acc[i] = 0.f;
+  multiply_blocks<Element>(args, memory, ring, group, k_blocks, acc, trace);
 }
 
 }  // namespace mk
