@@ -72,7 +72,7 @@ struct ProxyOptions {
   u32 ring_capacity, timeline_capacity;
   u32 order;         ///< EmulatedOrder
   u32 write_order;   ///< WriteOrder of the region's memory
-  u32 always_bounces;  ///< verbs: not 0: through a bounce buffer, though a NIC may reach the region
+  u32 always_bounces;  ///< not 0: through a bounce buffer, though the network may reach the region
   u32 reserved;
   char device[64];   ///< NIC or interface; empty: chosen automatically
 };

@@ -44,6 +44,7 @@ Setup Bounce::inner_setup() {
   inner.region.dmabuf = -1;
   inner.publisher = this;
   inner.copy = {};
+  inner.bounce = {};
   inner.flag_writer = {};
   return inner;
 }

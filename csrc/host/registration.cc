@@ -13,6 +13,11 @@ bool is_verbs(const ProxyOptions& options) noexcept {
   return options.transport == kRc || options.transport == kUnordered || options.transport == kSrd;
 }
 
+/// `emulated` writes into the peers' regions itself.
+bool must_bounce(const ProxyOptions& options) noexcept {
+  return options.always_bounces != 0 && options.transport != kEmulated;
+}
+
 /// A bounce buffer needs somebody who copies and who sets flags, unless the CPU can.
 bool can_bounce(const Setup& setup) noexcept {
   if (setup.region.kind == MemoryKind::kHost) return true;
@@ -37,7 +42,7 @@ Made make_registered(const ProxyOptions& options, const Setup& setup) {
     return {nullptr, fail({"register_memory"}, EINVAL,
                           "writes to this memory have no order, and nobody copies for a bounce buffer")};
   }
-  if (is_out_of_reach || (is_verbs(options) && options.always_bounces != 0)) return make_bounced(options, setup);
+  if (is_out_of_reach || must_bounce(options)) return make_bounced(options, setup);
   Made made = make_transport(options, setup);
   if (made.error) return made;
   made.error = made.transport->register_memory();

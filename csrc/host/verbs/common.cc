@@ -112,9 +112,29 @@ bool Common::take_id(u32& id) noexcept {
   return true;
 }
 
-Error Common::failed_completion(const ibv_wc& completion, const char* call, u32 peer) const noexcept {
-  return fail({call, device(), static_cast<i32>(peer)}, errno_of(completion.status), "%s (status %u, vendor %u)",
-              device_.functions().wc_status_str(completion.status), completion.status, completion.vendor_err);
+/// A connection that breaks flushes all its requests. What broke it may come behind some, or among the receives.
+ibv_wc Common::cause_of(std::span<const ibv_wc> read) noexcept {
+  constexpr u32 kMostLooks = 4096;
+  const auto says_something = [](const ibv_wc& one) {
+    return one.status != IBV_WC_SUCCESS && one.status != IBV_WC_WR_FLUSH_ERR;
+  };
+  const auto found = std::find_if(read.begin(), read.end(), says_something);
+  if (found != read.end()) return *found;
+  ibv_wc other{};
+  for (ibv_cq* queue : {sent_, received_}) {
+    for (u32 i = 0; i < kMostLooks && ibv_poll_cq(queue, 1, &other) == 1; ++i) {
+      if (says_something(other)) return other;
+    }
+  }
+  return read.front();
+}
+
+Error Common::failed_completion(std::span<const ibv_wc> read, const char* call) noexcept {
+  const ibv_wc cause = cause_of(read);
+  const Place place{call, device(), static_cast<i32>(links_[cause.wr_id >> 32].peer)};
+  const char* status = device_.functions().wc_status_str(cause.status);
+  if (device_.is_port_down()) return fail(place, ENETDOWN, "the port is down (%s)", status);
+  return fail(place, errno_of(cause.status), "%s (status %u, vendor %u)", status, cause.status, cause.vendor_err);
 }
 
 bool Common::has_left(u32 peer, Error& error) const noexcept {
@@ -134,7 +154,7 @@ int Common::poll_sent(std::span<u64> tickets, Error& error) noexcept {
     Link& link = links_[completions[i].wr_id >> 32];
     if (completions[i].status != IBV_WC_SUCCESS) {
       has_failed_ = true;
-      error = failed_completion(completions[i], "rdma write", link.peer);
+      error = failed_completion({completions + i, completions + found}, "rdma write");
       return -1;
     }
     if (id == kGoodbye || id == kCredit) {

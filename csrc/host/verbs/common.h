@@ -44,7 +44,8 @@ class Common : public Transport {
   int poll_sent(std::span<u64> tickets, Error& error) noexcept;
   /// True, with `error`, where the peer has said goodbye.
   bool has_left(u32 peer, Error& error) const noexcept;
-  Error failed_completion(const ibv_wc& completion, const char* call, u32 peer) const noexcept;
+  /// What failed, from the first completion with an error and those that were read with it.
+  Error failed_completion(std::span<const ibv_wc> read, const char* call) noexcept;
   static u64 request_id(u32 id, u32 link) noexcept { return u64{link} << 32 | id; }
 
   static constexpr u32 kGoodbye = ~0u, kCredit = ~0u - 1;  ///< in place of a message id
@@ -66,6 +67,7 @@ class Common : public Transport {
 
  private:
   Error make_links();
+  ibv_wc cause_of(std::span<const ibv_wc> read) noexcept;
   u64 send_goodbyes() noexcept;
   void release() noexcept;
 

@@ -173,7 +173,7 @@ int Counted::arrived(const ibv_wc& completion, Error& error) noexcept {
   const u32 number = static_cast<u32>(completion.wr_id >> 32);
   Link& link = links_[number];
   if (completion.status != IBV_WC_SUCCESS || completion.opcode != IBV_WC_RECV_RDMA_WITH_IMM) {
-    error = failed_completion(completion, "receive", link.peer);
+    error = failed_completion({&completion, 1}, "receive");
     return -1;
   }
   if (const int status = post_receives(link, completion.wr_id, 1)) {

@@ -43,6 +43,11 @@ bool Device::keeps_write_order() const noexcept {
          std::end(kOrderlyVendors);
 }
 
+bool Device::is_port_down() const noexcept {
+  ibv_port_attr port{};
+  return functions_->query_port(context(), port_number(), &port) == 0 && port.state != IBV_PORT_ACTIVE;
+}
+
 Error Device::choose(const std::string& wanted, u64 deadline_ns) {
   const std::size_t slash = wanted.find('/');
   const std::string nic = wanted.substr(0, slash);

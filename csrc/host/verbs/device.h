@@ -15,7 +15,7 @@ using Owned = std::unique_ptr<Object, int (*)(Object*)>;
 class Device {
  public:
   /// The NIC called `wanted` ("mlx5_0", or "mlx5_0/2" for its second port), or the first with an active port where it
-  /// is empty. Waits until `deadline_ns` for the address of a port: the kernel enters it a moment after the link came up.
+  /// is empty. Waits until `deadline_ns` for an address of the port: the kernel enters it a moment after the link is up.
   Error open(const std::string& wanted, u64 deadline_ns);
 
   const Library& functions() const noexcept { return *functions_; }
@@ -28,6 +28,8 @@ class Device {
   /// Do writes of one reliable connection get into memory in their order? The specification promises it for completions
   /// alone; these are the makers whose devices are known for it.
   bool keeps_write_order() const noexcept;
+  /// Asks the device again.
+  bool is_port_down() const noexcept;
   u8 gid_index() const noexcept { return gid_index_; }
   const ibv_gid& gid() const noexcept { return gid_; }
 

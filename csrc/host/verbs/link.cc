@@ -10,9 +10,9 @@ namespace {
 
 constexpr u32 kWantedInlineBytes = 16;
 constexpr u8 kHopLimit = 64;
-// 4.096 us * 2^14 = 67 ms a try: half a second to a few seconds until a lost peer is a lost peer. Not 7 tries:
-// Soft-RoCE takes 7 for "without end"
-constexpr u8 kTimeout = 14, kTries = 6;
+// 4.096 us * 2^16 = 268 ms a try, which NICs may make four of: two to eight seconds until a lost peer is a lost peer.
+// A switch that fails over, or a starved machine, is back by then. Not 7 tries: Soft-RoCE takes 7 for "without end"
+constexpr u8 kTimeout = 16, kTries = 6;
 constexpr u8 kTriesNotReady = 7;  // without end: a receiver that is behind is no failure; the proxy's limit bounds it
 constexpr u8 kNotReadyTimer = 1;  // 10 us
 

@@ -19,7 +19,7 @@ from mkcompile.runtime.proxy import abi
 _UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN}
 _GONE = {errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNREFUSED, *_UNREACHABLE}
 _NO_DEVICE = {errno.ENODEV, errno.ENOTSUP, errno.ENOSYS}
-_REGISTERING = ("ibv_reg_mr", "ibv_reg_dmabuf_mr", "register_memory")
+_REGISTERING = ("ibv_reg_mr", "ibv_reg_dmabuf_mr", "register_memory", "bounce buffer")
 
 
 def report_of(error: abi.Error, ranks: Sequence[int]) -> TransportReport:

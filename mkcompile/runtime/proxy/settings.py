@@ -34,8 +34,8 @@ class ProxyConfig:
     """Settings of one proxy; those marked * must be equal on all ranks, which the ranks check when they meet.
 
     `transport`*; `device`: NIC ("mlx5_0", or "mlx5_0/2" for its second port) or interface, empty: chosen automatically;
-    `bounces`: a NIC goes through a bounce buffer, though it may reach the region; `lanes`*: connections to each peer;
-    `max_outstanding`*: commands in flight; `window_us`: how long a command waits for others of its connection;
+    `bounces`: data goes through a bounce buffer, though the network may reach the region; `lanes`*: connections to each
+    peer; `max_outstanding`*: commands in flight; `window_us`: how long a command waits for others of its connection;
     `idle_spin_us`: how long an idle proxy looks at full speed. Units: microseconds; records.
     """
 

@@ -43,6 +43,7 @@ struct Device {
   bool loses_receives = false;   ///< receives are taken and not kept
   bool is_dead = false;          ///< nobody answers at its address
   u32 fails_after = ~0u;         ///< writes that still work before one completes with an error
+  bool flushes_first = false;    ///< what a failure flushes completes before the failure itself
 };
 
 /// What has been seen, over all devices.

@@ -184,8 +184,10 @@ bool Fabric::deliver(Queue& queue, std::size_t position) {
     to->receives.pop_front();
     reinterpret_cast<Completions*>(to->extended.qp_base.recv_cq)->waiting.push_back(wc);
   }
+  const bool breaks = status != IBV_WC_SUCCESS && !queue.is_srd;
+  if (breaks && devices[queue.device].flushes_first) break_queue(queue);
   complete(queue, request, status);
-  if (status != IBV_WC_SUCCESS && !queue.is_srd) break_queue(queue);
+  if (breaks) break_queue(queue);
   return true;
 }
 

@@ -1,5 +1,6 @@
 // The bounce buffer: NICs that must not touch the region, and an engine that is late with its copies.
 #include <cerrno>
+#include <cstring>
 
 #include "../cuda_driver.h"
 #include "pair.h"
@@ -62,6 +63,23 @@ void host_memory_is_copied_by_the_proxy() {
   options.always_bounces = 1;
   Sides sides;
   join_pair(plan, options, kRc, sides);
+  exchange(plan, sides);
+}
+
+/// Sockets count too, and need no NIC: so the buffer can be tried where there is a GPU alone.
+void over_tcp() {
+  const Plan plan = short_plan();
+  ProxyOptions options = options_for(plan);
+  options.transport = kTcp;
+  options.always_bounces = 1;
+  Sides sides;
+  for (u32 rank = 0; rank < 2; ++rank) {
+    options.rank = rank;
+    std::snprintf(options.device, sizeof options.device, "lo");
+    CHECK_EQUAL(text_of(open_side(plan, options, sides[rank])), std::string());
+    CHECK(registration_of(sides[rank]) == Registration::kBounce);
+  }
+  CHECK_EQUAL(text_of(connect_all(sides, 5 * kSecond)), std::string());
   exchange(plan, sides);
 }
 
@@ -145,6 +163,7 @@ std::vector<Test> bounce_tests() {
   return {{"bounce/every_byte_arrives_over_rc", over_rc},
           {"bounce/every_byte_arrives_over_unordered", over_unordered},
           {"bounce/every_byte_arrives_over_srd", over_srd},
+          {"bounce/every_byte_arrives_over_tcp", over_tcp},
           {"bounce/host_memory_is_copied_by_the_proxy", host_memory_is_copied_by_the_proxy},
           {"bounce/few_messages_in_flight_are_enough", few_messages_in_flight_are_enough},
           {"bounce/a_copy_that_fails_is_a_fault", a_copy_that_fails_is_a_fault},

@@ -133,6 +133,32 @@ void a_failed_completion_is_a_fault() {
   }
 }
 
+void a_port_that_goes_down_is_a_fault_of_its_own() {
+  plug_in();
+  Sides sides;
+  join_pair(short_plan(), options_for(short_plan()), kRc, sides);
+  standin::change("nic0", [](standin::Device& nic) {
+    nic.ports[0].is_active = false;
+    nic.fails_after = 0;
+  });
+  CHECK_EQUAL(push(sides[0], 1, 64, 0), 0);
+  check_fault(sides[0], ENETDOWN, "rdma write");
+}
+
+/// Requests that were flushed say nothing; the one that broke the connection does, though it comes last.
+void what_broke_a_connection_is_looked_for() {
+  standin::Device nic;
+  nic.flushes_first = true;
+  plug_in(nic);
+  Sides sides;
+  ProxyOptions options = options_for(short_plan());
+  options.window_ns = kSecond / 100;  // all in one batch
+  join_pair(short_plan(), options, kUnordered, sides);
+  standin::change("nic1", [](standin::Device& other) { other.is_dead = true; });
+  for (u32 chunk = 0; chunk < 4; ++chunk) CHECK_EQUAL(push(sides[0], 1, 4096, chunk), 0);
+  check_fault(sides[0], ETIMEDOUT, "rdma write");
+}
+
 void a_peer_that_is_gone_is_a_fault() {
   for (const TransportKind kind : {kRc, kUnordered}) {
     plug_in();
@@ -208,6 +234,8 @@ std::vector<Test> verbs_tests() {
           {"rc/order_that_a_nic_does_not_keep_is_seen", order_that_a_nic_does_not_keep_is_seen},
           {"unordered/every_byte_arrives_before_its_flag", unordered_is_counted},
           {"verbs/a_failed_completion_is_a_fault", a_failed_completion_is_a_fault},
+          {"verbs/a_port_that_goes_down_is_a_fault_of_its_own", a_port_that_goes_down_is_a_fault_of_its_own},
+          {"verbs/what_broke_a_connection_is_looked_for", what_broke_a_connection_is_looked_for},
           {"verbs/a_peer_that_is_gone_is_a_fault", a_peer_that_is_gone_is_a_fault},
           {"verbs/a_receiver_that_is_never_ready_is_a_fault_at_the_deadline",
            a_receiver_that_is_never_ready_is_a_fault_at_the_deadline},
