@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mkcompile.config import settings
-from mkcompile.errors import TransportError, UnsupportedDeviceError, WorkspaceError
+from mkcompile.errors import WorkspaceError
 from mkcompile.ops.all_gather_gemm import AllGatherGemm
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
@@ -39,7 +39,7 @@ from mkcompile.runtime.host import contiguous_strides
 from mkcompile.runtime.kernel import LoadedKernel
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.machine import own_basis
-from mkcompile.runtime.network_form import over_nodes
+from mkcompile.runtime.network_form import connect_nodes, over_nodes
 from mkcompile.runtime.network_gather import MoverDevice
 from mkcompile.runtime.operation import GROUP, Device, Group, Operation
 from mkcompile.runtime.platform import CudaPlatform, Platform
@@ -290,7 +290,7 @@ class Launcher(ShortcutLauncher):
             exchange = Exchange(process_group, f"launch/{device.type}", settings().timeout_s)
             survey = self._platform.survey(exchange, device)
             workspace = self._workspace(name, exchange, survey, device)
-            obstacle = survey.obstacle or self._connect(workspace)
+            obstacle = survey.obstacle or ("" if self._platform.is_capturing() else connect_nodes(workspace))
             if obstacle:
                 _LOG.warning("operators of group %s run unfused: %s", name, obstacle)
             area = GatherArea(exchange=exchange, backing=workspace.backing, cap_bytes=workspace.cap_bytes)
@@ -317,18 +317,6 @@ class Launcher(ShortcutLauncher):
             cap_bytes=settings().arena_bytes,
             network=network,
         )
-
-    def _connect(self, workspace: GroupWorkspace) -> str:
-        """Collective, for a group that spans nodes: why the network can't be had; empty if it can. A capture finds out
-        at its first launch.
-        """
-        if workspace.network is None or self._platform.is_capturing():
-            return ""
-        try:
-            workspace.require(Demand(tiles=1, region_bytes=0), capturing=False)
-        except (TransportError, UnsupportedDeviceError, WorkspaceError) as error:
-            return str(error)
-        return ""
 
     def _forget(self, group: Group) -> None:
         """The process group has ended; another one has its name."""
