@@ -18,6 +18,7 @@ Named = list[tuple[str, Variant]]
 _MOST_WAVES = 8
 _MANY_ROWS = 512
 _SMALL_K = 2048
+_LEAST_K = 512  # of each block of a cluster that has several tiles
 
 
 def chosen_variants(op: OperatorName, shape: Shape, world: int) -> Named:
@@ -71,7 +72,7 @@ def swept_variants(op: OperatorName, shape: Shape, world: int) -> Named:
             for variant in [default_variant(base, size, max_grid())]
         ]
     base = default_configs(op)[0][1]
-    forms = STREAM_FORMS if base.reduces else (*STREAM_FORMS, ((128, 256), 1))
+    forms = dict.fromkeys((*STREAM_FORMS, *PING_PONG, *(() if base.reduces else (((128, 256), 1),))))
     for tile, split in forms:
         if _is_sensible(stream_config(base, tile, split), size):
             variants = [_streaming(base, size, StreamForm(tile, split, way)) for way in _ways(base, size, tile, split)]
@@ -95,6 +96,7 @@ def _is_sensible(config: KernelConfig, size: LaunchSize) -> bool:
     waves, tile_n = size.tiles(config) * config.split / num_sms(), config.block_n
     small = config.block_m == 64 and tile_n == 64
     wastes = (config.block_m == 128 and size.m <= 64) or (small and size.m > 128 and size.k >= _SMALL_K)
-    slow = size.m >= 512 and (config.split > 1 or (tile_n == 64 and size.k > _SMALL_K))
-    fits = can_stream(config, size) and 0.4 <= waves <= _MOST_WAVES
-    return fits and not (wastes or slow or (config.split > 1 and waves > 1))
+    slow = size.m >= 512 and tile_n == 64 and size.k > _SMALL_K
+    fits = can_stream(config, size) and 0.4 <= waves <= _MOST_WAVES * config.split
+    turns = ((config.block_m, tile_n), config.split) in PING_PONG and size.k >= _LEAST_K * config.split
+    return fits and not (wastes or slow or (config.split > 1 and waves > 1 and not turns))

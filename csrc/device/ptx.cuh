@@ -69,7 +69,8 @@ MK_DEVICE u32 cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-MK_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+/// Relaxed: `fence_mbarrier_init` has released the barriers, and a release here is a fence of the whole GPU.
+MK_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 MK_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 /// The address of the same place in the shared memory of another block of the cluster.
 MK_DEVICE u32 map_shared(u32 address, u32 rank) {
@@ -85,9 +86,10 @@ MK_DEVICE void store_async(u32 mapped, float a, float b, float c, float d, u32 m
       "r"(mapped_barrier)
       : "memory");
 }
-/// Arrives at the barrier of another block, after this thread's reads.
+/// Arrives at the barrier of another block, after this thread's reads of shared memory. With `.release.cluster` it would
+/// also wait for all that the thread has stored anywhere, partials on their way to a peer included.
 MK_DEVICE void mbarrier_arrive_cluster(u32 mapped) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
 }
 /// As mbarrier_try_wait, for what other blocks of the cluster have sent.
 MK_DEVICE bool mbarrier_try_wait_cluster(u32 barrier, u32 parity) {

@@ -43,8 +43,8 @@ GATHER_TILES = tuple(tile for tile in TILES if tile not in ((64, 32), (128, 64))
 #: Tiles of the kernels for few rows, and among how many blocks of a cluster each may be shared.
 STREAM_TILES = ((64, 32), (64, 64), (64, 128), (128, 32), (128, 64), (128, 128), (128, 256))
 SPLITS = (1, 2, 4)
-#: Those whose math groups may take turns: tiles that are long enough for it, and not shared (decision 306).
-PING_PONG = (((128, 128), 1), ((64, 128), 1))
+#: Those whose math groups may take turns: tiles that are long enough for it (decision 306).
+PING_PONG = (((128, 128), 1), ((128, 128), 2), ((128, 128), 4), ((64, 128), 1))
 #: Those of reductions whose partials are sent by two warps of their own.
 HANDS_OVER = (((128, 128), 1), ((128, 64), 1), ((64, 128), 1), ((64, 64), 1))
 #: Tiles and splits that are compiled ahead: those that were fastest somewhere.

@@ -58,7 +58,7 @@ def _best_way(together: KernelConfig, size: LaunchSize, num_sms: int) -> Way:
         return "turns" if form in PING_PONG else "together"
     products_us = 2 * together.block_m * together.block_n * size.k / together.split / SM_FLOP_PER_US
     link_us = clusters * together.tile_bytes * (size.world - 1) / LINK_BYTES_PER_US
-    if form in PING_PONG and products_us > _TURNS_OVER_LINK * link_us:
+    if form in PING_PONG and (together.split > 1 or products_us > _TURNS_OVER_LINK * link_us):
         return "turns"
     return "handed" if form in HANDS_OVER else "together"
 

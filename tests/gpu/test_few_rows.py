@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mkcompile.errors import PeerTimeoutError
-from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.kernel_config import PING_PONG, KernelConfig
 from mkcompile.runtime.stream_schedule import stream_configs
 from mkcompile.runtime.tile_schedule import TileSchedule
 
@@ -102,10 +102,11 @@ def test_partials_handed_over_to_other_warps(operator: str, world: int) -> None:
         for pace_ns in (0, 300):
             schedule = TileSchedule(grid=grid, raster_group=band, pace_ns=pace_ns)
             check(group, config, m, n, 264, epochs=4, schedule=schedule, late=[world - 1])
-    turns = stream_config(operator, (64, 128), ping_pong=True)
-    for grid, band in ((4, 1), (1, 1), (3, 2)):
-        schedule = TileSchedule(grid=grid, raster_group=band)
-        check(group, turns, 64 * world, 1024, 264, epochs=4, schedule=schedule, late=[0])
+    for tile, split in PING_PONG:
+        turns = stream_config(operator, tile, split, ping_pong=True)
+        for grid, band in ((4, 1), (1, 1), (2, 2)):
+            schedule = TileSchedule(grid=grid * split, raster_group=band)
+            check(group, turns, tile[0] * world, 1024, 264, epochs=4, schedule=schedule, late=[0])
 
 
 @OPERATORS
