@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,11 +15,17 @@ os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 # Inductor would compile two probes in every new cache folder to see that the CPU has the vector units which it says.
 os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
 
+_CACHE = pytest.StashKey[str]()
 
-@pytest.fixture(scope="session", autouse=True)
-def inductor_cache() -> Iterator[Path]:
-    """A cache folder of this test session, set for this process and for the ranks it starts."""
-    folder = Path(tempfile.mkdtemp(prefix="mkcompile-inductor-"))
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A cache folder of this test session: for this process, the workers of `-n 2`, and the ranks that they start."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        config.stash[_CACHE] = tempfile.mkdtemp(prefix="mkcompile-inductor-")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = config.stash[_CACHE]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Nothing of it stays."""
+    if _CACHE in config.stash:
+        shutil.rmtree(config.stash[_CACHE], ignore_errors=True)

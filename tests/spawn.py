@@ -33,8 +33,8 @@ from typing import Any
 Case = Callable[[int, int], Any]
 
 _POLL_S = 0.01
-# Imported once, in the server that ranks are forked from. Never mkcompile: its settings are read once per process.
-_PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.tensor")
+# Imported once, in the server that ranks are forked from.
+_PRELOAD = ("torch.distributed", "torch.distributed.tensor", "tests.warm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ def _result_path(job: _Job, name: str, rank: int) -> Path:
 
 
 def _rank_main(rank: int, job: _Job) -> None:
-    os.environ.update(job.environment)
+    set_environment(job.environment)
     with (job.directory / f"stack.{rank}").open("w") as stack:
         # one clock for all processes of a machine; the rank ends itself, should nobody be left to kill it
         left_s = max(job.deadline - time.monotonic(), 1.0)
@@ -182,6 +182,16 @@ def _rank_main(rank: int, job: _Job) -> None:
             else:
                 _leave_subgroups()
         faulthandler.cancel_dump_traceback_later()
+
+
+def set_environment(values: Mapping[str, str]) -> None:
+    """Of this rank, where the server that it was forked from has read its own; before the rank uses mkcompile."""
+    from mkcompile.config import settings
+    from mkcompile.runtime.wiring import install
+
+    os.environ.update(values)
+    settings.cache_clear()
+    install()
 
 
 def _run_one(case: Case, rank: int, job: _Job, name: str) -> RankResult:

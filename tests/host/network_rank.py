@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.spawn import set_environment
+
 WORLD_SIZE = 4
 LIMIT_S = 4.0
 _NEW_NETWORK = 0x40000000
@@ -35,11 +37,11 @@ class Where:
 
 
 def join(rank: int, where: Where) -> None:
-    """Enter the rank's node and the group of all ranks; once a process, before mkcompile reads its settings."""
+    """Enter the rank's node and the group of all ranks; once a process."""
     if dist.is_initialized():
         return
     node = rank % 2
-    os.environ["MKCOMPILE_NODE"] = f"node {node}"
+    set_environment({"MKCOMPILE_NODE": f"node {node}"})
     if where.names:
         os.environ["GLOO_SOCKET_IFNAME"] = where.link
         descriptor = os.open(f"/run/netns/{where.names[node]}", os.O_RDONLY)

@@ -77,24 +77,26 @@ def send(proxy: Proxy, side: Side, peer: int, number: int) -> None:
     )
 
 
-def receive(proxy: Proxy, side: Side, peer: int, number: int) -> bool:
-    """Is it what the peer sent? Gives the slot back."""
+def receive(proxy: Proxy, side: Side, peer: int, number: int) -> tuple[bool, int]:
+    """Is it what the peer sent? Gives the slot back, by the command of this ticket."""
     slot, epoch = number % SLOTS, number // SLOTS + 1
     proxy.wait(side.flag(peer, slot, False), epoch, peer)
     data = message(peer, side.rank, number)
     is_right = bool((side.at(side.offset(peer, slot, False), data.size) == data).all())
-    proxy.push(Command(peer=peer, chunk=side.flag(side.rank, slot, True), epoch=epoch))
-    return is_right
+    return is_right, proxy.push(Command(peer=peer, chunk=side.flag(side.rank, slot, True), epoch=epoch))
 
 
 def exchange(proxy: Proxy, side: Side, num_messages: int, first: int = 0) -> int:
-    """With every peer; the number of right messages."""
+    """With every peer; the number of right messages. All that this rank owes its peers is on its way at the end."""
     peers = [peer for peer in range(side.world_size) if peer != side.rank]
-    right = 0
+    right, ticket = 0, 0
     for number in range(first, first + num_messages):
         for peer in peers:
             send(proxy, side, peer, number)
-        right += sum(receive(proxy, side, peer, number) for peer in peers)
+        for peer in peers:
+            is_right, ticket = receive(proxy, side, peer, number)
+            right += is_right
+    proxy.wait_retired(ticket)
     return right
 
 
