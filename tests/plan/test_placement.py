@@ -157,3 +157,12 @@ def test_all_ranks_hear_rank_0s_machine_and_everybodys_node() -> None:
     told = [hear(one, text) for one, text in zip(ranks, said, strict=True)]
     assert {one.placement.nodes for one in told} == {(0, 1, 0, 1)}
     assert {(one.topology.num_nodes, one.topology.nic_gbps) for one in told} == {(2, 50.0)}
+
+
+def test_without_a_transport_a_group_that_spans_nodes_is_refused() -> None:
+    machine = preset("2x8xh200")
+    over_nodes = replace(LARGE, num_nodes=2, per_node=2)
+    assert decide(over_nodes, machine).refusal is None
+    refused = decide(over_nodes, replace(machine, transport=""))
+    assert refused.refusal is Refusal.NO_NETWORK_KERNEL and "MKCOMPILE_NETWORK=tcp" in refused.detail
+    assert decide(LARGE, replace(machine, transport="")).refusal is None, "one node needs none"
