@@ -25,13 +25,14 @@ struct Trace {
     return 0;
   }
   MK_DEVICE void begin() {
-    start_ns = now();
-    waited_ns = 0;
+    if constexpr (kTrace) start_ns = now(), waited_ns = 0;
   }
   /// `covered_ns`: so much of it had other work of this thread under way.
   MK_DEVICE void waited(u32 since_ns, u32 covered_ns = 0) {
-    const i32 uncovered_ns = (i32)(now() - since_ns - covered_ns);  // the timer has been seen to step back
-    waited_ns += uncovered_ns > 0 ? (u32)uncovered_ns : 0;
+    if constexpr (kTrace) {
+      const i32 uncovered_ns = (i32)(now() - since_ns - covered_ns);  // the timer has been seen to step back
+      waited_ns += uncovered_ns > 0 ? (u32)uncovered_ns : 0;
+    }
   }
 
   MK_DEVICE void end(TraceRole role, u32 owner, u32 tile) {
