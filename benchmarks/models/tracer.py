@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from mkcompile.ops import registry
-from mkcompile.runtime import wiring
+from mkcompile.plan.topology import preset
+from mkcompile.runtime import machine, wiring
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.platform import CudaPlatform
 from mkcompile.runtime.probe import Survey
@@ -32,8 +33,11 @@ class Tracer:
     _launcher: registry.Launcher | None = None
 
     def install(self) -> None:
-        """Operator calls are given to kernels of the platform; nothing is changed where that is CUDA's."""
+        """Operator calls are given to kernels of the platform, which is planned as if each rank had a GPU of its own;
+        nothing is changed where that is CUDA's.
+        """
         if self.platform is not None:
+            machine._machine = lambda world_size: preset("2xh200")  # type: ignore[assignment]
             wiring.install(platform=self.platform)
 
     @contextmanager

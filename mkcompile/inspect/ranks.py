@@ -121,7 +121,8 @@ def _rank_main(rank: int, work: Work[Any], launch: Launch, rendezvous: Path, sen
         if launch.device != "cpu":
             torch.cuda.set_device(rank if launch.device == "cuda" else 0)
         dist.init_process_group(
-            "nccl" if launch.device == "cuda" else "gloo",
+            # named for each device, or a mesh would make a group of its own beside it
+            {"cuda": "nccl", "shared": "cpu:gloo,cuda:gloo"}.get(launch.device, "gloo"),
             init_method=f"file://{rendezvous}",
             rank=rank,
             world_size=launch.world_size,

@@ -26,6 +26,8 @@ from mkcompile.ops.problem import Problem
 from mkcompile.ops.registry import Call, Shortcut, set_launcher
 from mkcompile.passes.fusion_pass import FusionPass
 from mkcompile.passes.reason import Reason
+from mkcompile.plan.topology import preset
+from mkcompile.runtime import machine
 from mkcompile.runtime.agree import Agreement
 from mkcompile.runtime.dispatch import Dispatch
 from mkcompile.runtime.exchange import Exchange
@@ -180,7 +182,8 @@ def start(rank: int, world_size: int, rendezvous: Path, device_type: str, timeou
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
-        "nccl" if device_type == "cuda" else "gloo",
+        # named for each device, or a mesh would make a group of its own beside it
+        {"cuda": "nccl", "shared": "cpu:gloo,cuda:gloo"}.get(device_type, "gloo"),
         init_method=f"file://{rendezvous}",
         rank=rank,
         world_size=world_size,
@@ -189,6 +192,8 @@ def start(rank: int, world_size: int, rendezvous: Path, device_type: str, timeou
     )
     torch.manual_seed(1000 + rank)
     shares = device_type == "shared"
+    if shares:  # planned as if each rank had a GPU of its own, or the planner would see two nodes
+        machine._machine = lambda world_size: preset("2xh200")  # type: ignore[assignment]
     launcher = CountingLauncher(SharedPlatform() if shares else None)
     set_launcher(Dispatch(Agreement(), launcher))
     return Pair(rank=rank, world_size=world_size, device=device, launcher=launcher, shares_device=shares)

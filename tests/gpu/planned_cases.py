@@ -6,6 +6,7 @@ two forms, one of whole rows and one of parts, and takes the faster one: another
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._inductor import config as inductor_config
-from torch._inductor.codecache import PyCodeCache
 from torch._inductor.compile_fx import compile_fx
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 from mkcompile.backend import with_pass
 from mkcompile.config import Options, ResultPolicy
@@ -115,32 +116,30 @@ def planned_results(pair: Pair) -> dict[str, Any]:
     return {"launches": dict(kinds), "held_mib": pair.launcher.held_bytes() >> 20}
 
 
-def _reductions(since: int) -> dict[str, str]:
-    """The form that was chosen for each reduction in modules that Inductor made since."""
-    chosen = {}
-    for module in PyCodeCache.modules[since:]:
-        for name, one in vars(module).items():
-            if name.startswith("triton_red") and getattr(one, "launchers", None):
-                chosen[f"{module.__name__[-6:]}.{name}"] = str(one.launchers[0].config)
-    return chosen
+def _reductions() -> list[str]:
+    """The forms that were chosen so far for layer norms behind a sum."""
+    kernels = [one for one in gc.get_objects() if type(one) is CachingAutotuner and one.launchers]
+    names = [(one.inductor_meta.get("kernel_name", ""), one.launchers[0].config) for one in kernels]
+    return sorted(f"{name}: {config}" for name, config in names if name.startswith("triton_red") and "add" in name)
 
 
 def planned_results_judged(pair: Pair) -> dict[str, Any]:
     """Compiled as users do: every tensor as near to the truth as eager's; and how far compilations are apart."""
-    problem, since = LARGE if pair.on_gpu else SMALL, len(PyCodeCache.modules)
+    problem = LARGE if pair.on_gpu else SMALL
     ratios = compare(problem, pair, lambda model: _compiled(model, backend_with("planned", deterministic=False)))
     model, (x, dy) = problem.parallel(pair, problem.model(pair)), problem.inputs(pair, seed=10)
-    found = []
+    found, reductions = [], []
     with inductor_config.patch(force_disable_caches=True):  # a cached choice would be the same
         for results in ("planned", "ordinary", "ordinary"):
             found.append(gradients_of(model, _compiled(model, backend_with(results, deterministic=False)), x, dy))
+            reductions.append(_reductions())
     planned, staged, again = found
     apart = {
         f"{name}, {kind}": _apart(one[name], other[name])
         for kind, one, other in (("planned and staged", planned, staged), ("staged twice", again, staged))
         for name in ("y", "dx")
     }
-    return {"ratios": ratios, "apart": apart, "reductions": _reductions(since)}
+    return {"ratios": ratios, "apart": apart, "launches": dict(_kinds(pair)), "reductions": reductions}
 
 
 CASES = {"planned_results": planned_results, "planned_results_judged": planned_results_judged}
