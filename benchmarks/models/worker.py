@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import time
 from collections.abc import Callable
@@ -54,6 +55,7 @@ class Job:
 
 def work(rank: int, say: Callable[[str], None], *, job: Job) -> int:
     """How many cells were measured."""
+    faulthandler.enable()  # a crash is to say where
     on_gpu, tracer = job.plan.device != "cpu", Tracer(SharedPlatform() if job.plan.device == "shared" else None)
     mesh = init_device_mesh("cuda" if on_gpu else "cpu", (dist.get_world_size(),))
     tracer.install()
