@@ -88,12 +88,19 @@ def details_table(rows: dict[RowKey, Row], cells: Sequence[Key]) -> list[str]:
             " ".join(str(part) for part in cell), _NAMES[name], f"{cold} / {warm}", f"{peak / 1e9:.2f}",
             f"{row['arena_bytes'] / 1e9:.2f}" if "arena_bytes" in row else "",
             " / ".join(str(exposed_us(rows, (cell, name), which) or "") for which in PASSES),
-            ", ".join(f"{row[f'{one}_fused']} / {row[f'{one}_left']}" for one in PASSES if f"{one}_fused" in row),
+            _sites(row),
             f"{row['worst_error']:.1e} ({row['worst_tensor']})" if "worst_error" in row else "",
             str(row.get("losses_from_eager", "")),
         ]  # fmt: skip
         lines.append("| " + " | ".join(values) + " |")
     return lines
+
+
+def _sites(row: Row) -> str:
+    """Fused and left, forward, then forward with backward; the sum of both in rows that have no more."""
+    passes = [f"{row[f'{one}_fused']} / {row[f'{one}_left']}" for one in PASSES if f"{one}_fused" in row]
+    both = f"{sum(row.get('operators', {}).values())} / {sum(row.get('collectives_left', {}).values())} in all"
+    return ", ".join(passes) or both
 
 
 def exposed_us(rows: dict[RowKey, Row], key: RowKey, which: str) -> float | None:
