@@ -5,7 +5,7 @@
 // 0-7    compute  two math groups: tensor cores, exchange in the cluster and with the peers, stores
 // 8      load     one thread: this block's k range of its tiles through the ring of stages
 // 9, 10  store    partials that the math groups have handed over, to the peers
-// 11     signal   one thread: enters the launch, meets the peers
+// 11     signal   one thread: enters the launch, meets the peers, leaves it
 #include "device/stream_epilogue.cuh"
 
 namespace mk {
@@ -25,7 +25,7 @@ struct StreamCompute {
   StreamEpilogue<Op> epilogue;
   Trace trace;
   Ring<Tile> ring{};
-  bool entered = false;
+  bool entered = false, ended = false;
   u32 handed = 0;  ///< tiles
 
   MK_DEVICE StreamCompute(const LaunchArguments& args, const SharedMemory<Tile>& memory, const StreamPlan<Tile>& plan,
@@ -102,6 +102,12 @@ struct StreamCompute {
     epilogue.send(tile, own, Tile::kPingPong && args.pace_ns != 0 && !last);
   }
 
+  /// Before the group's last sum: the signal role leaves the launch while partials are still on their way.
+  MK_DEVICE void end() {
+    if (!ended && threadIdx.x % 128 == 0) mbarrier_arrive(memory.barrier(Tile::kEndBarrier));
+    ended = true;
+  }
+
   MK_DEVICE void finish(u32 tile, const typename StreamEpilogue<Op>::Partials& own) {
     if (!Op::kScatters || plan.has_own(args, tile)) epilogue.finish(tile, own);
   }
@@ -129,6 +135,7 @@ struct StreamCompute {
         typename StreamEpilogue<Op>::Partials own;
         epilogue.round(sum, own);
         pass_on(tile, own, last);
+        if (position + (Tile::kPingPong ? 2 : 1) * plan.step >= plan.tiles) end();
         if constexpr (Tile::kPingPong) {
           finish(tile, own);
         } else {
@@ -140,7 +147,8 @@ struct StreamCompute {
       }
       trace.end(kTraceEpilogue, args.rank, tile);
     }
-    if constexpr (Op::kReduces && !Tile::kPingPong) {
+    if constexpr (Op::kReduces) {
+      end();
       if (kept_tile != plan.tiles) finish(kept_tile, kept);
     }
   }
@@ -190,9 +198,10 @@ MK_DEVICE void stream_send_role(const LaunchArguments& args, const SharedMemory<
   }
 }
 
-/// Signal role: enters the launch, and meets the peers before it ends.
+/// Signal role: enters the launch, meets the peers before it ends, and leaves it.
 template <class Op>
 MK_DEVICE void stream_signal_role(const LaunchArguments& args, const SharedMemory<typename Op::Tile>& memory) {
+  using Tile = typename Op::Tile;
   const u32 epoch = enter_launch<Op::kOperator>(args);
   store_shared(memory.epoch(), epoch);
   mbarrier_arrive(memory.entered());
@@ -210,6 +219,8 @@ MK_DEVICE void stream_signal_role(const LaunchArguments& args, const SharedMemor
     }
     __nanosleep(32);
   }
+  wait_phase(args, memory.barrier(Tile::kEndBarrier), 0, kEntry);
+  leave_launch(args, epoch);
 }
 
 /// The whole kernel.
@@ -224,6 +235,7 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
     Exchange<Tile>{args, memory}.init();
     Turns<Tile>{args, memory}.init();
     HandOver<Tile>{args, memory}.init();
+    mbarrier_init(memory.barrier(Tile::kEndBarrier), kMathGroups);
     memory.init();
   }
   if (threadIdx.x == 32) prefetch_tensor_map(&args.a[0]);
@@ -249,10 +261,7 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
     increase_registers<kStreamMathRegisters>();
     StreamCompute<Op>(args, memory, plan, group).run();
   }
-  if constexpr (Op::kReduces) {
-    __syncthreads();
-    if (threadIdx.x == 0) leave_launch(args, load_shared(memory.epoch()));
-  }
+  if constexpr (kTrace) __syncthreads();
   if constexpr (kTrace) trace.end(kTraceBlock, args.rank, Op::kReduces ? load_shared(memory.epoch()) : 0);
 }
 

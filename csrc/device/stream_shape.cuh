@@ -35,7 +35,8 @@ struct StreamShape : OperandShape<kBlockM_, kBlockN_, kWeightIsKn_> {
   static constexpr int kHandedBuffers = kHandsOver ? 2 : 0, kHandedBytes = kBlockM * kBlockN * 2;
   static constexpr int kBarrierOffset = kHandedOffset + kHandedBuffers * kHandedBytes;
   static constexpr int kExchangeBarriers = 8, kTurnBarriers = 2;
-  static constexpr int kBarriers = 2 * kStages + kExchangeBarriers + kTurnBarriers + 2 * kHandedBuffers + 1;
+  static constexpr int kEndBarrier = 2 * kStages + kExchangeBarriers + kTurnBarriers + 2 * kHandedBuffers;
+  static constexpr int kBarriers = kEndBarrier + 2;
   static constexpr int kWordOffset = kBarrierOffset + kBarriers * 8;
   static constexpr int kSharedBytes = 1024 + kWordOffset + 16 + kStages * 8;
   static_assert(kSharedBytes <= 232448, "shared memory of one SM");
