@@ -15,7 +15,7 @@ using Owned = std::unique_ptr<Object, int (*)(Object*)>;
 class Device {
  public:
   /// The NIC called `wanted` ("mlx5_0", or "mlx5_0/2" for its second port), or the first with an active port where it
-  /// is empty. Waits until `deadline_ns` for an address of the port: the kernel enters it a moment after the link is up.
+  /// is empty. Waits until `deadline_ns` for the port's address: the kernel enters it a moment after the link is up.
   Error open(const std::string& wanted, u64 deadline_ns);
 
   const Library& functions() const noexcept { return *functions_; }
