@@ -1,1 +1,0 @@
-cd /tmp/vh && .venv/bin/python tools/build_proxy.py --folder /tmp/vh/build/host-asan --target mkproxy_tests -- -DMK_TESTS=ON -DMK_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=None && time timeout 200 setarch -R build/host-asan/mkproxy_tests; echo rc $?
