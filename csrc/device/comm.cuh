@@ -62,26 +62,33 @@ struct ReduceSink {
   }
 
   MK_DEVICE void begin(const Task& task) {
-    if (task.owner == args.rank) {
-      receive(task);
-    } else {
-      claim_slot(task);
+    const bool own = task.owner == args.rank;
+    if (own && !peers_known) meet_peers(task);
+    await_peers(task, own);
+    if (own) load_partials(task);
+  }
+
+  /// Of an own tile all partials have come, and where finished tiles lie in a ring, each peer has copied out what lay
+  /// in this one's slot. Of a peer's tile, the owner no longer reads an earlier one of this launch that lay in the slot.
+  /// Nor does the launch before the last, which used the same region: see RollCall. One wait for all: each is much code.
+  MK_DEVICE void await_peers(const Task& task, bool own) {
+    const u32 first = own ? 0 : task.owner, end = own ? args.world : first + 1;
+    const bool is_reused = task.index >= args.slots && (!own || Op::kBroadcast == Broadcast::kStaged);
+    for (u32 source = first; source < end; ++source) {
+      if (source == args.rank) continue;
+      for (u32 step = own ? 0 : 1; step < (is_reused ? 2 : 1); ++step) {
+        const FlagKind kind = step == 0 ? kPartialReady : own ? kFinalFree : kPartialFree;
+        const u32* flag = staging.flag(args.rank, kind, source, step == 0 ? task.index : task.index - args.slots);
+        // pairs-with: partial_ready acquire (signal_role -> store_role), scope sys
+        // pairs-with: final_free acquire (copy_role -> store_role), scope sys
+        // pairs-with: partial_free acquire (signal_role -> store_role), scope sys
+        wait(flag, staging.epoch, source, task.index);
+      }
     }
   }
 
-  /// All partials of an own tile have come; the first is loaded into the panels, which are free: this thread waited for
-  /// its own stores to have read them.
-  MK_DEVICE void receive(const Task& task) {
-    if (!peers_known) meet_peers(task);
-    for (u32 source = 0; source < args.world; ++source) {
-      if (source == args.rank) continue;
-      // pairs-with: partial_ready acquire (signal_role -> store_role), scope sys
-      wait(staging.flag(args.rank, kPartialReady, source, task.index), staging.epoch, source, task.index);
-      if (Op::kBroadcast == Broadcast::kStaged && task.index >= args.slots) {
-        // pairs-with: final_free acquire (copy_role -> store_role), scope sys
-        wait(staging.flag(args.rank, kFinalFree, source, task.index - args.slots), staging.epoch, source, task.index);
-      }
-    }
+  /// The first partial goes into the panels, which are free: this thread waited for its own stores to have read them.
+  MK_DEVICE void load_partials(const Task& task) {
     fence_proxy_async();  // flags were read by generic loads, the slots are read by bulk copies
     const u8* slot = staging.partial_slot(args.rank, args.rank == 0 ? 1 : 0, task.index);
 #pragma unroll 1
@@ -99,16 +106,6 @@ struct ReduceSink {
       given_up = !meet_peer<Op::kOperator>(args, staging.epoch, WaitSite{kStoreRole, peer, task.index});
     }
     peers_known = true;
-  }
-
-  /// The owner no longer reads an earlier tile of this launch that lay in the slot. Nor does the launch before the last,
-  /// which used the same region: see RollCall.
-  MK_DEVICE void claim_slot(const Task& task) {
-    if (task.index >= args.slots) {
-      // pairs-with: partial_free acquire (signal_role -> store_role), scope sys
-      wait(staging.flag(args.rank, kPartialFree, task.owner, task.index - args.slots), staging.epoch, task.owner,
-           task.index);
-    }
   }
 
   MK_DEVICE u32 panel_offset(int index) const { return (group * Tile::kPanels + index) * Tile::kPanelBytes; }
@@ -196,7 +193,7 @@ struct RollCall {
   /// Strike off the next peer if it is here; never waits. A peer that is elsewhere ends the launch.
   MK_DEVICE bool step() {
     if (finished() || !reached(seen(), epoch)) return false;
-    meet_peer<Op::kOperator>(args, epoch, WaitSite{kEntry, peer(), 0});
+    know_peer<Op::kOperator>(args, epoch, WaitSite{kEntry, peer(), 0});
     trace.end_wait(kTraceReceive, peer(), kNoTile);
     missing &= missing - 1;
     return true;

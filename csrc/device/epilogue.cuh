@@ -78,44 +78,35 @@ struct Panel {
   }
 };
 
-/// The sum over all ranks in rank order, in fp32. `own` are this rank's accumulators; the partial of the lowest other
-/// rank lies in shared memory, further ones are read from the staging slots.
+/// The sum over ranks `first` to `end`, in rank order, in fp32. `own` are this rank's accumulators. The partial of the
+/// lowest other rank lies in shared memory, further ones in staging slots; `slot` is the next rank's, of even epochs.
 template <class Element, class Tile>
-MK_DEVICE void sum_partials(const LaunchArguments& args, const SharedMemory<Tile>& memory, u32 tile_index, u32 shared,
-                            u32 offset_in_tile, const float* own, Panel<Element, Tile>& sum) {
+MK_DEVICE void sum_ranks(const LaunchArguments& args, const SharedMemory<Tile>& memory, u32 first, u32 end, u32 shared,
+                         const u8* slot, const float* own, Panel<Element, Tile>& sum) {
   using Values = Panel<Element, Tile>;
-  const u32 mine = Values::fragment_offset();
-  const bool own_first = args.rank <= 1;  // this rank's accumulators come before all but the first partial
-  Vector4 partial[Values::kFragments];
+  const u32 in_shared = args.rank == 0, mine = Values::fragment_offset();
 #pragma unroll
-  for (int z = 0; z < Values::kFragments; ++z) partial[z] = load_shared_vector(shared + mine + z * 512);
-  if (own_first) {
-#pragma unroll
-    for (int i = 0; i < Values::kValues; ++i) sum.values[i] = own[i];
-#pragma unroll
-    for (int z = 0; z < Values::kFragments; ++z) sum.add(z, partial[z]);
-  } else {
-#pragma unroll
-    for (int z = 0; z < Values::kFragments; ++z) sum.set(z, partial[z]);
-  }
-  __syncwarp();  // this warp's rows will be stored over what its lanes have read
-  if (args.world == 2) return;
-  const Staging<Tile> staging{args, load_shared(memory.epoch())};
+  for (int i = 0; i < Values::kValues; ++i) sum.values[i] = -0.f;  // adding to it changes nothing, not even a sign
 #pragma unroll 1
-  for (u32 source = own_first ? 2 : 1; source < args.world; ++source) {
+  for (u32 source = first; source < end; ++source) {
     if (source == args.rank) {
 #pragma unroll
       for (int i = 0; i < Values::kValues; ++i) sum.values[i] += own[i];
       continue;
     }
-    const u8* slot = staging.partial_slot(args.rank, source, tile_index) + offset_in_tile + mine;
+    const u8* partial = shared_pointer(shared);
+    if (source != in_shared) {
+      const u64 ranks_on = (source > args.rank ? source : source + args.world) - args.rank - 1;
+      const u64 region = (load_shared(memory.epoch()) & 1) * args.region_bytes;
+      partial = slot + region + ranks_on * args.slots * Tile::kTileBytes;
+    }
 #pragma unroll
-    for (int z = 0; z < Values::kFragments; ++z) sum.add(z, load_global_vector(slot + z * 512));
+    for (int z = 0; z < Values::kFragments; ++z) sum.add(z, load_vector(partial + mine + z * 512));
   }
+  __syncwarp();  // this warp's rows will be stored over what its lanes have read
 }
 
-/// Compute role: the epilogue of one tile. Own tiles and peers' tiles have a loop each: where the two meet in one loop,
-/// the compiler moves every value for it.
+/// Compute role: the epilogue of one tile.
 template <class Op>
 struct Epilogue {
   using Tile = typename Op::Tile;
@@ -170,25 +161,35 @@ struct Epilogue {
     ++tiles;
   }
 
-  /// The sum of all ranks' partials.
-  MK_DEVICE void finish_own(const float* acc, const TileNote& note, i32 column) {
+  /// A tile of which every rank has a part: an own one is the sum of all, a peer's goes to it as a partial. The same
+  /// code for both: it is most of what the compiler has to do.
+  MK_DEVICE void finish_part(const float* acc, const TileNote& note, i32 column) {
+    const bool own = !(note.index & TileNote::kPeer);
+    const u32 first = own ? 0 : args.rank, end = own ? args.world : args.rank + 1;
+    const u32 parity = (own ? own_tiles : tiles + 1) & 1;
+    const Staging<Tile> even{args, 0};
+    const u8* slot = even.partial_slot(args.rank, args.rank + 1 < args.world ? args.rank + 1 : 0, note.index);
 #pragma unroll
     for (int index = 0; index < Tile::kPanels; ++index) {
-      const u32 shared = memory.panel(group, index);
-      wait_phase(args, memory.panel_staged(group, index), own_tiles & 1, kComputeRole, trace);
+      const u32 shared = memory.panel(group, index), in_tile = (group * Tile::kPanels + index) * Tile::kPanelBytes;
+      const u32 barrier = own ? memory.panel_staged(group, index) : memory.panel_empty(group, index);
+      wait_phase(args, barrier, parity, kComputeRole, trace);
       Values panel;
-      sum_partials(args, memory, note.index, shared, (group * Tile::kPanels + index) * Tile::kPanelBytes,
-                   acc + index * Values::kValues, panel);
+      sum_ranks(args, memory, first, end, shared, slot + in_tile, acc + index * Values::kValues, panel);
       if constexpr (Op::kHasBias) panel.add_bias(args.bias, args.n, column + index * Tile::kPanelN);
-      if (args.scale != 1.f) {
+      if (own) {
+        if (args.scale != 1.f) {
 #pragma unroll
-        for (int i = 0; i < Values::kValues; ++i) panel.values[i] *= args.scale;
+          for (int i = 0; i < Values::kValues; ++i) panel.values[i] *= args.scale;
+        }
+        panel.store_rows(shared);
+      } else {
+        panel.store_fragments(shared);
       }
-      panel.store_rows(shared);
       hand_over(index);
     }
     ++tiles;
-    ++own_tiles;
+    own_tiles += own;
   }
 };
 
@@ -211,10 +212,8 @@ MK_DEVICE void compute_role(const LaunchArguments& args, const SharedMemory<type
     trace.begin();
     if constexpr (!Op::kReduces) {
       epilogue.finish_local(acc, column);
-    } else if (note.index & TileNote::kPeer) {
-      epilogue.finish_partial(acc, column);
     } else {
-      epilogue.finish_own(acc, note, column);
+      epilogue.finish_part(acc, note, column);
     }
     trace.end(kTraceEpilogue, owner, index);
   }

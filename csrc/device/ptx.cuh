@@ -29,6 +29,9 @@ MK_DEVICE void await_predecessors() { asm volatile("griddepcontrol.wait;" ::: "m
 // ---- mbarriers ----
 
 MK_DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+MK_DEVICE const u8* shared_pointer(u32 address) {
+  return static_cast<const u8*>(__cvta_shared_to_generic(address));
+}
 
 MK_DEVICE void mbarrier_init(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -225,6 +228,15 @@ MK_DEVICE Vector4 load_global_vector(const void* global) {
   asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(global)
+               : "memory");
+  return v;
+}
+/// From shared or global memory.
+MK_DEVICE Vector4 load_vector(const void* pointer) {
+  Vector4 v;
+  asm volatile("ld.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(pointer)
                : "memory");
   return v;
 }

@@ -64,15 +64,21 @@ MK_DEVICE u64* entered_word(const LaunchArguments& args, u32 at, u32 source, u32
 }
 MK_DEVICE u64 entry(const LaunchArguments& args, u32 epoch) { return (u64)args.identity << 32 | epoch; }
 
+/// Has the peer, which has entered this epoch, entered it with this launch? If not, reports it.
+template <OperatorId kOperator>
+MK_DEVICE bool know_peer(const LaunchArguments& args, u32 epoch, WaitSite site) {
+  const u64 seen = load_acquire_sys(entered_word(args, args.rank, site.peer, epoch));
+  if (seen == entry(args, epoch)) return true;
+  report_fault<kOperator>(args, kLaunchMismatch, site, args.identity, (u32)(seen >> 32), 0);
+  return false;
+}
+
 /// Wait until a peer has entered this epoch. False, and a report, if it has entered it with another launch.
 template <OperatorId kOperator>
 MK_DEVICE bool meet_peer(const LaunchArguments& args, u32 epoch, WaitSite site) {
   const u64* word = entered_word(args, args.rank, site.peer, epoch);
-  if (!wait_until<kOperator>(args, reinterpret_cast<const u32*>(word), epoch, site)) return false;
-  const u64 seen = load_acquire_sys(word);
-  if (seen == entry(args, epoch)) return true;
-  report_fault<kOperator>(args, kLaunchMismatch, site, args.identity, (u32)(seen >> 32), 0);
-  return false;
+  return wait_until<kOperator>(args, reinterpret_cast<const u32*>(word), epoch, site) &&
+         know_peer<kOperator>(args, epoch, site);
 }
 
 /// A wait inside one block that did not end: reported in a few words, then a trap, since the block can't drain.
