@@ -49,6 +49,7 @@ class Family:
     alone: bool = False
     on_cpu: tuple[str, ...] = ()
     needs_nccl: bool = False
+    not_by_turns: tuple[str, ...] = ()
 
     def runs_on(self, device: str) -> bool:
         """Is there a case for "cuda", "shared" or "cpu"?"""
@@ -64,9 +65,23 @@ NCCL = "tests.gpu.nccl_cases"
 LARGE = ("large_first_on_rank_0", "large_first_on_rank_1")
 #: Captures without warm-up come first, before other families have loaded kernels.
 FAMILIES: dict[str, Family] = {
-    "graphs": Family(module="tests.gpu.graph_cases", limit_s=120),
-    "gather": Family(module="tests.gpu.gather_cases", limit_s=150, on_cpu=("rows",)),
-    "operators": Family(module="tests.gpu.operator_cases", limit_s=150, on_cpu=("rows", "sums", "misaligned")),
+    "graphs": Family(
+        module="tests.gpu.graph_cases",
+        limit_s=120,
+        not_by_turns=("reduce_overhead", "compiled_step_captured", "planned_results_replayed"),
+    ),
+    "gather": Family(
+        module="tests.gpu.gather_cases",
+        limit_s=150,
+        on_cpu=("rows",),
+        not_by_turns=("sequence_parallel", "sizes"),
+    ),
+    "operators": Family(
+        module="tests.gpu.operator_cases",
+        limit_s=150,
+        on_cpu=("rows", "sums", "misaligned"),
+        not_by_turns=("overhead",),
+    ),
     "compiled": Family(module="tests.gpu.compiled_cases", limit_s=150, on_cpu=("tensor_parallel", "sequence_parallel")),
     "planned": Family(module="tests.gpu.planned_cases", limit_s=120, on_cpu=("planned_results",)),
     "streams": Family(module="tests.gpu.stream_cases", limit_s=90),
@@ -95,7 +110,7 @@ FAMILIES: dict[str, Family] = {
     "stress": Family(module="tests.gpu.stress_cases", limit_s=90),
     "in_use": Family(module="tests.gpu.fault_cases", limit_s=60, environment=SHORT, only=("in_use",)),
     "skipped": Family(module="tests.gpu.fault_cases", limit_s=60, environment=SHORT, only=("skipped", "replayed")),
-    "trace": Family(module="tests.gpu.trace_cases", limit_s=90, alone=True),
+    "trace": Family(module="tests.gpu.trace_cases", limit_s=90, alone=True, not_by_turns=("overhead",)),
     "late": Family(module="tests.gpu.fault_cases", limit_s=90, environment=SHORT, only=("late",)),
     "dead": Family(module="tests.gpu.fault_cases", limit_s=100, environment=SHORT, only=("dead",), may_die=(1,)),
     "killed": Family(module="tests.gpu.fault_cases", limit_s=100, environment=SHORT, only=("killed",), may_die=(1,)),
@@ -160,7 +175,8 @@ def batches(names: list[str]) -> list[list[str]]:
 
 def _case_names(family: Family, device: str) -> list[str]:
     wanted = family.on_cpu if device == "cpu" else family.only
-    return [name for name in _cases(family) if not wanted or name in wanted]
+    unwanted = family.not_by_turns if device == "shared" else ()
+    return [name for name in _cases(family) if (not wanted or name in wanted) and name not in unwanted]
 
 
 def _cases(family: Family) -> dict[str, Callable[[Any], dict[str, Any]]]:
