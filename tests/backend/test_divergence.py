@@ -53,6 +53,16 @@ def other_policies(rank: int, world_size: int) -> str:
     return told(lambda x, w: funcol.all_reduce(x @ w, "sum", "0"), torch.ones(8, 16), options)
 
 
+def groups_in_another_order(rank: int, world_size: int) -> str:
+    """Each rank waits for the other in another group, for ever (nccl#901)."""
+    first, second = [dist.new_group([0, 1]).group_name for _ in range(2)][:: 1 - 2 * rank]
+
+    def two_sums(x: Tensor, w: Tensor) -> Tensor:
+        return funcol.all_reduce(x @ w, "sum", first) + funcol.all_reduce(x @ (2 * w), "sum", second)
+
+    return told(two_sums, torch.ones(8, 16))
+
+
 def told(function: object, x: Tensor, options: dict[str, str] | None = None) -> str:
     """What this rank is told: the error's class and message."""
     call = compiled_by_us(function, options=options or ALWAYS)
@@ -66,9 +76,10 @@ def told(function: object, x: Tensor, options: dict[str, str] | None = None) -> 
     return "nothing"
 
 
-CASES = {
-    case.__name__: case for case in (other_rows, other_width, fused_on_one_rank_only, more_on_one_rank, other_policies)
-}
+FUNCTIONS = (
+    other_rows, other_width, fused_on_one_rank_only, more_on_one_rank, other_policies, groups_in_another_order,
+)  # fmt: skip
+CASES = {case.__name__: case for case in FUNCTIONS}
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +104,9 @@ def test_the_rank_that_fuses_names_the_one_that_does_not(outcomes: Outcomes, nam
 
 def test_another_number_of_steps_is_found(outcomes: Outcomes) -> None:
     assert any(message.startswith("PlanMismatchError") for message in outcomes.values("more_on_one_rank"))
+
+
+def test_two_groups_in_another_order_on_each_rank_are_an_error_on_both(outcomes: Outcomes) -> None:
+    for rank, message in enumerate(outcomes.values("groups_in_another_order")):
+        assert message.startswith("PlanMismatchError")
+        assert f"rank {1 - rank}: did not come within" in message
