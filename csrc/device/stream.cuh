@@ -231,13 +231,7 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
   const SharedMemory<Tile> memory{(shared_address(dynamic_shared) + 1023) & ~1023u};
   Trace trace(args, kComputeLane, threadIdx.x == 0);
   trace.begin();
-  if (threadIdx.x == 0) {
-    Exchange<Tile>{args, memory}.init();
-    Turns<Tile>{args, memory}.init();
-    HandOver<Tile>{args, memory}.init();
-    mbarrier_init(memory.barrier(Tile::kEndBarrier), kMathGroups);
-    memory.init();
-  }
+  init_barriers(memory);
   if (threadIdx.x == 32) prefetch_tensor_map(&args.a[0]);
   if (threadIdx.x == 64) prefetch_tensor_map(&args.weight[0]);
   __syncthreads();

@@ -7,6 +7,8 @@
 
 namespace mk {
 
+inline constexpr u32 kSenders = 2;  ///< warps that send what is handed over
+
 /// As TileShape, with no panels: results are stored from registers. The math groups work on one tile together, or in
 /// turn (`kPingPong`), each on a tile of its own while the other one's goes to its place. Or they hand a tile over to
 /// two warps that send it while they multiply the next (`kHandsOver`). A tile consists of slabs of 64 rows: what one
@@ -42,6 +44,36 @@ struct StreamShape : OperandShape<kBlockM_, kBlockN_, kWeightIsKn_> {
   static_assert(kSharedBytes <= 232448, "shared memory of one SM");
 };
 
+/// How many arrive at each barrier of a block, in the order in which they lie.
+template <class Tile>
+MK_DEVICE constexpr u32 arrivals_at(int index) {
+  constexpr int kExchange = 2 * Tile::kStages, kTurns = kExchange + Tile::kExchangeBarriers;
+  constexpr int kHanded = kTurns + Tile::kTurnBarriers;
+  if (index < Tile::kStages) return 1;
+  if (index < kExchange) return Tile::kStageReaders;
+  if (index < kExchange + Tile::kExchangeBarriers / 2) return 1;
+  if (index < kTurns) return Tile::kSplit == 1 ? 1 : 4 * (Tile::kSplit - 1);  // warps of the other blocks
+  if (index < kHanded) return 128;
+  if (index < kHanded + Tile::kHandedBuffers) return kMathGroups * 128;
+  if (index < Tile::kEndBarrier) return kSenders;
+  return index == Tile::kEndBarrier ? kMathGroups : 1;
+}
+
+template <int kFrom, int kTo, class Tile>
+MK_DEVICE void init_some_barriers(const SharedMemory<Tile>& memory) {
+#pragma unroll
+  for (int index = kFrom; index < kTo; ++index) mbarrier_init(memory.barrier(index), arrivals_at<Tile>(index));
+  fence_mbarrier_init();
+}
+
+/// Three warps' first threads share them out; before anybody uses one.
+template <class Tile>
+MK_DEVICE void init_barriers(const SharedMemory<Tile>& memory) {
+  if (threadIdx.x == 96) init_some_barriers<0, Tile::kStages>(memory);
+  if (threadIdx.x == 128) init_some_barriers<Tile::kStages, 2 * Tile::kStages>(memory);
+  if (threadIdx.x == 160) init_some_barriers<2 * Tile::kStages, Tile::kBarriers>(memory);
+}
+
 /// How the blocks of a cluster give each other their partials: in two buffers, by turns, each math group by itself.
 /// Thread t writes only what the threads t of the other blocks read.
 template <class Tile>
@@ -65,15 +97,6 @@ struct Exchange {
     return buffer + slot * Tile::kSliceBytes + ((slab * Tile::kUnits + u) * 128 + threadIdx.x % 128) * 16;
   }
 
-  MK_DEVICE void init() const {
-    constexpr u32 kReaders = Tile::kSplit == 1 ? 1 : 4 * (Tile::kSplit - 1);
-    for (u32 group = 0; group < kMathGroups; ++group) {
-      for (Exchange at{args, memory}; at.turn < 2; ++at.turn) {
-        mbarrier_init(at.barrier_of(0, group), 1);
-        mbarrier_init(at.barrier_of(1, group), kReaders);
-      }
-    }
-  }
   /// Before the first partial of a tile is written. `first`: of this thread; the others' barriers are ready, too.
   MK_DEVICE void begin(bool first) const {
     if (first) cluster_wait();
@@ -112,9 +135,6 @@ struct Turns {
   /// All threads of a group have seen the last k-block of their tile.
   MK_DEVICE u32 taken(u32 group) const {
     return memory.barrier(2 * Tile::kStages + Tile::kExchangeBarriers + group);
-  }
-  MK_DEVICE void init() const {
-    for (u32 group = 0; group < 2; ++group) mbarrier_init(taken(group), 128);
   }
   /// Before tile number `turn` of this block.
   MK_DEVICE void await_turn(u32 turn, Trace& trace) const {
@@ -160,7 +180,7 @@ struct StreamPlan : StreamOrder {
 /// Partials on their way from the math groups to the warps that send them, in two buffers by turns.
 template <class Tile>
 struct HandOver {
-  static constexpr u32 kSenders = 2, kBuffers = Tile::kHandedBuffers;  ///< warps
+  static constexpr u32 kBuffers = Tile::kHandedBuffers;
   static constexpr int kFirst = 2 * Tile::kStages + Tile::kExchangeBarriers + Tile::kTurnBarriers;  ///< barrier
   const LaunchArguments& args;
   const SharedMemory<Tile>& memory;
@@ -172,14 +192,6 @@ struct HandOver {
   MK_DEVICE u32 at(u32 turn, u32 slab, u32 unit, u32 thread) const {
     const u32 buffer = memory.base + Tile::kHandedOffset + turn % kBuffers * Tile::kHandedBytes;
     return buffer + ((slab * Tile::kUnitsOfSlab + unit) * 128 + thread) * 8;
-  }
-  MK_DEVICE void init() const {
-    if constexpr (Tile::kHandsOver) {
-      for (u32 turn = 0; turn < kBuffers; ++turn) {
-        mbarrier_init(full(turn), kMathGroups * 128);
-        mbarrier_init(free(turn), kSenders);
-      }
-    }
   }
   MK_DEVICE void await_full(u32 turn) const { wait_phase(args, full(turn), turn / kBuffers & 1, kStoreRole); }
   /// Before the tile is written.
