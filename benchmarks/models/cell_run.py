@@ -215,6 +215,8 @@ class CellRun:
             known |= {"unfinished": True} if partial_row and self.plan.times else {}
             known |= {"options": self.plan.options} if name == "mkernel" and self.plan.options else {}
             found.append({**_identity(self.cell), "contender": name, **entry.row, **known})
+            for which in self.passes:
+                entry.row.pop(f"{which}_profile", None)  # long, and written once
         return found
 
     def _traced(self, step: Step) -> list[trace.LaunchSummary]:
