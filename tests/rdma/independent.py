@@ -34,7 +34,8 @@ DEPTH = 64
 
 # csrc/host/session.cc: Header; csrc/host/verbs/link.h: Endpoint
 HEADER = struct.Struct("<8IQ")
-ENDPOINT = struct.Struct("<16sHBBIQQQIIII64I")
+ENDPOINT = struct.Struct("<16sHBBIQQQIIIIQ64I")
+LINE_BYTES = 16  # host_words.h: Line, which begins with the goodbye
 
 
 class Channel:
@@ -121,9 +122,9 @@ def _contents(state: int, size: int) -> bytes:
 class Memory:
     """One registration: the region, then words that peers write (goodbyes), staged flags, and room to read into."""
 
-    def __init__(self, domain: PD, plan: Plan, num_host_words: int) -> None:
+    def __init__(self, domain: PD, plan: Plan, host_bytes: int) -> None:
         self.host = (plan.end + 63) // 64 * 64
-        self.staged = self.host + 4 * num_host_words
+        self.staged = self.host + host_bytes
         self.scratch = self.staged + 4 * 2 * plan.slots
         self.registered = MR(domain, self.scratch + plan.max_bytes, ACCESS)
         self.base = self.registered.buf
@@ -194,17 +195,18 @@ class Rank:
         self._region, self._flags, self._host, self._region_key, self._host_key = *fields[5:8], *fields[8:10]
         context = Context(name=DEVICE)
         domain = PD(context)
-        num_host_words = fields[11]
-        self.memory = Memory(domain, plan, num_host_words)
+        counts, receive_depth, host_bytes = fields[3], fields[11], fields[12]
+        assert counts == 0, "rank 0 counts, though Soft-RoCE keeps the order of writes"
+        self.memory = Memory(domain, plan, host_bytes)
         self.link = Link(context, domain, self.memory)
         index, gid = _address(context)
         numbers = [self.link.queue.qp_num, *[0] * 63]
         key, base = self.memory.registered.rkey, self.memory.base
-        keys = (key, key, 2 * plan.slots, num_host_words)
-        endpoint = (_raw(gid), 0, fields[2], 0, 1, base, 0, base + self.memory.host, *keys, *numbers)
+        keys = (key, key, 2 * plan.slots, receive_depth, host_bytes)
+        endpoint = (_raw(gid), 0, fields[2], counts, 1, base, 0, base + self.memory.host, *keys, *numbers)
         channel.send(HEADER.pack(magic, version, RANK, *alike, region_bytes) + ENDPOINT.pack(*endpoint))
         their_gid = GID(":".join(fields[0].hex()[i : i + 4] for i in range(0, 32, 4)))
-        self.link.join(their_gid, index, fields[12], fields[2])
+        self.link.join(their_gid, index, fields[13], fields[2])
         self.sent = self.received = self.read = 0
 
     def run(self) -> None:
@@ -267,9 +269,9 @@ class Rank:
         self.read += 1
 
     def say_goodbye(self) -> None:
-        """The word of our link (rank 1, link 0) in the peer's memory."""
+        """The line of our link (rank 1, link 0) in the peer's memory."""
         self.memory.put(self.memory.staged, struct.pack("<I", 1))
-        self.link.post(verbs.IBV_WR_RDMA_WRITE, self.memory.staged, 4, self._host + 4 * RANK, self._host_key)
+        self.link.post(verbs.IBV_WR_RDMA_WRITE, self.memory.staged, 4, self._host + LINE_BYTES * RANK, self._host_key)
         self.link.drain()
 
 

@@ -78,6 +78,10 @@ void check_outcomes(const Plan& plan, std::span<const Outcome> outcomes) {
 void exchange(TransportKind kind, const Plan& plan, u32 lanes) {
   ProxyOptions options = options_to_drive(plan);
   options.lanes = lanes;
+  exchange(kind, plan, options);
+}
+
+void exchange(TransportKind kind, const Plan& plan, const ProxyOptions& options) {
   Sides sides;
   join_two(plan, options, kind, sides);
   const Party parties[] = {{&sides[0], 0, 1}, {&sides[1], 1, 0}};

@@ -44,7 +44,7 @@ void every_byte(TransportKind kind, u32 number) {
 Plan plan_in_midst() {
   Plan plan = plan_with_limit(some_messages());
   plan.messages += 2 * plan.slots;
-  plan.limit_ns = 5 * kSecond;  // of who waits for credits and has nothing to send
+  plan.limit_ns = 2 * kSecond;  // of who waits for credits and has nothing to send
   return plan;
 }
 
@@ -93,6 +93,7 @@ void link_down(TransportKind kind, u32 number) {
   const Error error = fault_of(sides[0]);
   if (rank == 0) CHECK_EQUAL(std::system("ip link set wire up"), 0);
   std::printf("  rank %u: %s\n", rank, text_of(error).c_str());
+  CHECK_EQUAL(error.number, rank == 0 ? ENETDOWN : ETIMEDOUT);
   check_blame(error, {"rdma write", kDevice, static_cast<i32>(1 - rank)});
   channel.meet();
 }

@@ -34,7 +34,8 @@ u64 many_messages();
 u64 some_messages();
 Plan plan_of(u64 messages);
 void check_outcomes(const Plan& plan, std::span<const Outcome> outcomes);
-/// All of a plan between two new ranks of this process.
+/// All of a plan between two new ranks of this process; `options` are from options_to_drive().
+void exchange(TransportKind kind, const Plan& plan, const ProxyOptions& options);
 void exchange(TransportKind kind, const Plan& plan, u32 lanes);
 
 /// A rank that has nothing on its way does not learn that its peer is gone.
