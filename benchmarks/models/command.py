@@ -37,13 +37,15 @@ from .worker import Job, work
 WORLD_SIZE = 2
 #: `shared`: both ranks on one GPU, by turns: to try the benchmark itself, no measure of anything.
 DEVICES = ("cpu", "cuda", "shared")
-_RESULTS = Path("benchmarks/results")
+_REHEARSED = Path("build/models.jsonl")
+_RESULTS = {"cuda": Path("benchmarks/results/2xh200/models.jsonl"), "cpu": _REHEARSED, "shared": _REHEARSED}
 
 
 def main(argv: Sequence[str]) -> int:
     """The exit status: 1 where a row has an error that is not an absent contender's."""
     given = _parser().parse_args(argv)
     device = _device(given.device)
+    given.out = given.out or _RESULTS[device]
     if given.timeline:
         os.environ["MKCOMPILE_TRACE"] = "1"  # in the ranks, which are started from here
         given.contender, given.profile = ["mkernel"], True
@@ -60,6 +62,8 @@ def main(argv: Sequence[str]) -> int:
     cells = [cell for cell in every if not results.is_done(cell, cell.contenders(wanted, device), found)]
     console = Console(stderr=True)
     console.print(f"{len(cells)} of {len(every)} cells to measure, {device}, into {given.out}")
+    if device == "cpu":
+        console.print("measuring needs two CUDA GPUs; this tries the smallest model on the CPU")
     if not cells:
         return 0
     plan = Plan(
@@ -118,7 +122,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cell-s", type=float, default=45.0, help="what a cell is expected to take, with compiling")
     parser.add_argument("--caches", type=Path, help="a folder for compiled kernels, which later runs may share")
     parser.add_argument("--commit", default="", help="written into every row; default: git's")
-    parser.add_argument("--out", type=Path, default=_RESULTS / "2xh200" / "models.jsonl", help="rows are appended")
+    parser.add_argument(
+        "--out", type=Path, help=f"rows are appended; default {_RESULTS['cuda']}, without GPUs in build"
+    )
     return parser
 
 
