@@ -8,7 +8,6 @@ current stream, so no tensor needs to be recorded on another one.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,35 +18,25 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mkcompile.config import settings
-from mkcompile.errors import WorkspaceError
 from mkcompile.ops.all_gather_gemm import AllGatherGemm
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
 from mkcompile.ops.groups import find
 from mkcompile.ops.registry import Call, Shortcut, ShortcutLauncher, arguments
 from mkcompile.runtime import form as forms
-from mkcompile.runtime.chain import LaunchChain
-from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.external import Blueprint
-from mkcompile.runtime.faults import FaultBoard
 from mkcompile.runtime.form import Form, Reduction
-from mkcompile.runtime.gather_area import GatherArea
-from mkcompile.runtime.gather_engine import EngineDevice
 from mkcompile.runtime.gather_form import GatherForm, gather_form_of
 from mkcompile.runtime.gather_operation import GatherOperation, room_missing
 from mkcompile.runtime.host import contiguous_strides
-from mkcompile.runtime.kernel import LoadedKernel
-from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.machine import own_basis
-from mkcompile.runtime.network_form import connect_nodes, over_nodes
-from mkcompile.runtime.network_gather import MoverDevice
+from mkcompile.runtime.network_form import over_nodes
 from mkcompile.runtime.operation import GROUP, Device, Group, Operation
 from mkcompile.runtime.platform import CudaPlatform, Platform
-from mkcompile.runtime.probe import Survey
-from mkcompile.runtime.reserve import Reserve, newest_group, of_group
+from mkcompile.runtime.resources import Resources
 from mkcompile.runtime.tactics import Planned, Tactic, Tactics
-from mkcompile.runtime.trace.record import RankTrace, Recorder
-from mkcompile.runtime.workspace import WARM_UP_FIRST, Demand, GroupWorkspace
+from mkcompile.runtime.trace.record import RankTrace
+from mkcompile.runtime.workspace import Demand
 
 _LOG = logging.getLogger(__name__)
 # Signatures kept: dynamic shapes make new ones without end.
@@ -61,6 +50,9 @@ class _Unfused:
     process_group: Callable[[], ProcessGroup | None] | None = None
 
 
+_Decision = Operation | GatherOperation | _Unfused
+
+
 class Launcher(ShortcutLauncher):
     """All fused launches of this process. Called with every operator call; None leaves it to the reference."""
 
@@ -71,13 +63,8 @@ class Launcher(ShortcutLauncher):
         self._platform: Platform = platform or CudaPlatform()
         self._tactics: Tactics = tactics or Planned(own_basis)
         self._trace = settings().trace if trace is None else trace
-        self._devices: dict[torch.device, Device] = {}
-        self._groups: dict[tuple[str, torch.device], Group] = {}
-        # Groups that have ended, but whose memory captured graphs may use.
-        self._ended: list[Group] = []
-        self._operations: dict[Hashable, Operation | GatherOperation | _Unfused] = {}
-        self._board: FaultBoard | None = None
-        self._lock = threading.RLock()
+        self._resources = Resources(self._platform, self._trace, on_end=self._forget)
+        self._operations: dict[Hashable, _Decision] = {}
 
     def __call__(self, call: Call) -> Any | None:
         """The result of the call, or None where no kernel takes it: the same answer on every rank.
@@ -85,8 +72,7 @@ class Launcher(ShortcutLauncher):
         Raises: PeerTimeoutError, LaunchOrderError or KernelFaultError for what an earlier launch has reported;
         WorkspaceError; CompileError; DriverError.
         """
-        if self._board is not None:
-            self._board.check()
+        self.check()
         if not isinstance(call, (GemmReduceScatter, GemmAllReduce, AllGatherGemm)):
             return None
         signature = _signature_of(call)
@@ -139,29 +125,33 @@ class Launcher(ShortcutLauncher):
 
     def check(self) -> None:
         """Raises: what launches have reported so far, as the next operator call would."""
-        if self._board is not None:
-            self._board.check()
+        if self._resources.board is not None:
+            self._resources.board.check()
 
     def traces(self, rank: int) -> list[RankTrace]:
         """What the kernels of each device have recorded; empty where nothing is traced. The devices must be idle."""
-        return [one.recorder.read(rank) for one in self._devices.values() if one.recorder is not None]
+        return [one.recorder.read(rank) for one in self._resources.devices.values() if one.recorder is not None]
 
     def clear_traces(self) -> None:
         """Forget what was recorded."""
-        for one in self._devices.values():
+        for one in self._resources.devices.values():
             if one.recorder is not None:
                 one.recorder.clear()
 
     def held_bytes(self) -> int:
         """Symmetric memory that this process holds, over all groups."""
-        return sum(_held_bytes(group) for group in (*self._groups.values(), *self._ended))
+        return self._resources.held_bytes
 
-    def _decide(self, call: Reduction | AllGatherGemm, signature: Hashable) -> Operation | GatherOperation | _Unfused:
-        with self._lock:
-            form = self._form(call)
+    def _decide(self, call: Reduction | AllGatherGemm, signature: Hashable) -> _Decision:
+        """Collective where the group or the plan is new: one thread of a group at a time, others are not held up."""
+        form = self._form(call)
+        with self._resources.meeting(call.group, _device_of(call)):
+            known = self._operations.get(signature)
+            if known is not None and _holds(known, call.group):
+                return known
             if isinstance(form, str):
                 _LOG.info("%s runs unfused: %s", call.NAME, form)
-                operation: Operation | GatherOperation | _Unfused = _Unfused()
+                operation: _Decision = _Unfused()
             elif isinstance(call, AllGatherGemm):
                 assert isinstance(form, GatherForm)
                 operation = self._prepare_gather(call, form)
@@ -174,8 +164,8 @@ class Launcher(ShortcutLauncher):
             return operation
 
     def _prepare(self, call: Reduction, form: Form) -> Operation | _Unfused:
-        device = self._device(call.x[0].device)
-        group = self._group(call.group, device.device)
+        device = self._resources.device(_device_of(call))
+        group = self._resources.group(call.group, device.device)
         if group.obstacle:
             return _Unfused(group.workspace.exchange.group)
         max_grid = _max_grid(device, group, call)
@@ -201,7 +191,7 @@ class Launcher(ShortcutLauncher):
         result = form.out_shape, contiguous_strides(form.out_shape), call.x[0].dtype
         return Operation(
             form=replace(form, config=config),
-            kernel=self._kernel(config, device),
+            kernel=self._resources.kernel(config, device),
             schedule=schedule,
             demand=Demand.of(config, schedule, form.size, group.workspace.nodes),
             device=device,
@@ -214,14 +204,14 @@ class Launcher(ShortcutLauncher):
         )
 
     def _form(self, call: Reduction | AllGatherGemm) -> Form | GatherForm | str:
-        device = (call.x if isinstance(call, AllGatherGemm) else call.x[0]).device
+        device = _device_of(call)
         if device.type != self._platform.device_type:
             return f"tensors on {device.type}"
         return gather_form_of(call) if isinstance(call, AllGatherGemm) else forms.form_of(call)
 
     def _prepare_gather(self, call: AllGatherGemm, form: GatherForm) -> GatherOperation | _Unfused:
-        device = self._device(call.x.device)
-        group = self._group(call.group, device.device)
+        device = self._resources.device(_device_of(call))
+        group = self._resources.group(call.group, device.device)
         if group.obstacle:
             return _Unfused(group.workspace.exchange.group)
         form = replace(form, config=over_nodes(form.config, group.workspace.network))
@@ -237,9 +227,9 @@ class Launcher(ShortcutLauncher):
         return GatherOperation(
             form=form,
             choice=choice,
-            kernel=None if choice.variant == "library" else self._kernel(config, device),
-            engine=self._engine(device) if choice.variant in ("copy_engine", "library") else None,
-            mover=self._mover(device) if choice.variant == "network" else None,
+            kernel=None if choice.variant == "library" else self._resources.kernel(config, device),
+            engine=self._resources.engine(device) if choice.variant in ("copy_engine", "library") else None,
+            mover=self._resources.mover(device) if choice.variant == "network" else None,
             device=device,
             group=group,
             process_group=group.workspace.exchange.group,
@@ -247,104 +237,14 @@ class Launcher(ShortcutLauncher):
             newest_group=group.reserve.newest,
         )
 
-    def _engine(self, device: Device) -> EngineDevice:
-        if device.engine is None:
-            if self._platform.is_capturing():
-                raise WorkspaceError(
-                    f"a CUDA graph is being captured and the copy engine is not set up; {WARM_UP_FIRST}"
-                )
-            device.engine = self._platform.engine(device.device, self._platform.streams(device.device))
-        return device.engine
-
-    def _mover(self, device: Device) -> MoverDevice:
-        if device.mover is None:
-            if self._platform.is_capturing():
-                raise WorkspaceError(
-                    f"a CUDA graph is being captured and the kernel that moves shards is not loaded; {WARM_UP_FIRST}"
-                )
-            device.mover = self._platform.mover(device.device, self._platform.streams(device.device))
-        return device.mover
-
-    def _device(self, device: torch.device) -> Device:
-        found = self._devices.get(device)
-        if found is None:
-            streams, num_sms = self._platform.streams(device), self._platform.num_sms(device)
-            found = self._devices[device] = Device(
-                device=device,
-                num_sms=num_sms,
-                streams=streams,
-                chain=LaunchChain(streams),
-                host=self._platform.host(device),
-                recorder=Recorder(device=device, num_blocks=num_sms) if self._trace else None,
-            )
-        return found
-
-    def _group(self, name: str, device: torch.device) -> Group:
-        """The group's state; a new one where the name belongs to another group than before. Collective when new."""
-        process_group = find(name)
-        found = self._groups.get((name, device))
-        if found is not None and found.workspace.exchange.group() is not process_group:
-            self._forget(found)
-            found = None
-        if found is None:
-            exchange = Exchange(process_group, f"launch/{device.type}", settings().timeout_s)
-            survey = self._platform.survey(exchange, device)
-            workspace = self._workspace(name, exchange, survey, device)
-            obstacle = survey.obstacle or ("" if self._platform.is_capturing() else connect_nodes(workspace))
-            if obstacle:
-                _LOG.warning("operators of group %s run unfused: %s", name, obstacle)
-            area = GatherArea(exchange=exchange, backing=workspace.backing, cap_bytes=workspace.cap_bytes)
-            found = self._groups[name, device] = Group(
-                obstacle=obstacle,
-                # the ranks of a fake group never come, and where nothing is launched nothing is left to others
-                reserve=Reserve(has_traffic=True, given=False, newest=newest_group())
-                if obstacle
-                else of_group(exchange),
-                workspace=workspace,
-                area=area,
-            )
-        return found
-
-    def _workspace(self, name: str, exchange: Exchange, survey: Survey, device: torch.device) -> GroupWorkspace:
-        network, backing = None, None
-        if survey.placement.num_nodes > 1 and not survey.obstacle:
-            network, backing = self._platform.network(exchange, device, survey)
-        return GroupWorkspace(
-            exchange=exchange,
-            backing=backing or self._platform.backing(device, name),
-            board=self._fault_board(device),
-            streams=self._device(device).streams,
-            cap_bytes=settings().arena_bytes,
-            network=network,
-        )
-
     def _forget(self, group: Group) -> None:
         """The process group has ended; another one has its name."""
-        fused = [item for item in self._operations.items() if not isinstance(item[1], _Unfused)]
-        for key in [key for key, one in fused if one.group is group]:  # type: ignore[union-attr]
-            del self._operations[key]
-        group.workspace.close()
-        group.area.close()
-        if _held_bytes(group):
-            self._ended.append(group)
-
-    def _fault_board(self, device: torch.device) -> FaultBoard:
-        if self._board is None:
-            self._board = FaultBoard(self._platform.fault_memory(device))
-        return self._board
-
-    def _kernel(self, config: KernelConfig, device: Device) -> LoadedKernel:
-        kernel = device.kernels.get(config)
-        if kernel is None:
-            if self._platform.is_capturing():
-                raise WorkspaceError(
-                    f"a CUDA graph is being captured and {config.name} is not loaded yet; {WARM_UP_FIRST}"
-                )
-            kernel = device.kernels[config] = self._platform.load(config, device.device)
-        return kernel
+        known = list(self._operations.items())
+        for key in [key for key, one in known if not isinstance(one, _Unfused) and one.group is group]:
+            self._operations.pop(key, None)
 
 
-def _holds(operation: Operation | GatherOperation | _Unfused, name: str) -> bool:
+def _holds(operation: _Decision, name: str) -> bool:
     """Is the decision about the group that has this name now?"""
     if isinstance(operation, _Unfused):
         return operation.process_group is None or operation.process_group() is find(name)
@@ -367,9 +267,8 @@ def gather_signature(
     return tuple(parts)
 
 
-def _held_bytes(group: Group) -> int:
-    """Symmetric memory of one group on this rank."""
-    return group.workspace.held_bytes + group.area.held_bytes
+def _device_of(call: Reduction | AllGatherGemm) -> torch.device:
+    return (call.x if isinstance(call, AllGatherGemm) else call.x[0]).device
 
 
 def _max_grid(device: Device, group: Group, call: Call) -> int:

@@ -69,6 +69,11 @@ class Group:
     workspace: GroupWorkspace
     area: GatherArea
 
+    @property
+    def held_bytes(self) -> int:
+        """Symmetric memory on this rank."""
+        return self.workspace.held_bytes + self.area.held_bytes
+
 
 @dataclass(slots=True, kw_only=True)
 class Repeatable(ABC, Generic[_Rows, _Bias, _Result]):

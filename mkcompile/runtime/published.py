@@ -8,6 +8,7 @@ the stages of a pipeline are.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,7 @@ class Published:
 
     topic: str
     _told: list[tuple[weakref.ref[ProcessGroup], Basis]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def known(self, group: ProcessGroup | None) -> Basis | None:
         """What was told to this group; asks nobody."""
@@ -83,8 +85,8 @@ class Published:
             self._keep(group, Basis(topology=told.topology, tuned=told.tuned, placement=told.placement))
 
     def _keep(self, group: ProcessGroup, basis: Basis) -> None:
-        self._told = [(ref, one) for ref, one in self._told if ref() is not None]
-        self._told.append((weakref.ref(group), basis))
+        with self._lock:  # other threads keep what other groups were told
+            self._told = [*((ref, one) for ref, one in self._told if ref() is not None), (weakref.ref(group), basis)]
 
 
 def is_alone(group: ProcessGroup) -> bool:

@@ -101,7 +101,7 @@ def late_peer(pair: Pair) -> dict[str, Any]:
         try:
             out = product.call(pair, *operands)
             torch.cuda.synchronize()
-            pair.launcher._board.check()  # type: ignore[union-attr]
+            pair.launcher.check()
         except PeerTimeoutError as error:
             errors.append(str(error))
             continue
@@ -147,7 +147,7 @@ def replay_beside_eager(pair: Pair) -> dict[str, Any]:
         try:
             out = product.call(pair, *operands)
             torch.cuda.synchronize()
-            pair.launcher._board.check()  # type: ignore[union-attr]
+            pair.launcher.check()
         except (LaunchOrderError, PeerTimeoutError) as error:
             errors.append(f"{type(error).__name__}: {error}")
             continue

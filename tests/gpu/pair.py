@@ -84,7 +84,7 @@ class CountingLauncher(Launcher):
 
     def workspace(self, group: str, device: torch.device) -> Workspace:
         """The workspace in use."""
-        current = self._groups[group, device].workspace.current
+        current = self._resources.groups[group, device].workspace.current
         assert current is not None
         return current
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from mkcompile.errors import KernelFaultError, LaunchOrderError, PeerTimeoutError, WorkspaceError
 from mkcompile.ops.all_gather_gemm import AllGatherGemm
@@ -22,6 +25,7 @@ from mkcompile.plan.topology import preset
 from mkcompile.runtime import abi
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.launcher import Launcher
+from mkcompile.runtime.probe import Survey
 from mkcompile.runtime.published import Basis
 from mkcompile.runtime.tactics import AVAILABLE, Planned
 from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
@@ -172,7 +176,7 @@ def test_a_graph_keeps_the_memory_of_a_group_that_ended(platform: FakePlatform, 
             launcher(all_reduce())
             platform.fake_streams.capturing = 0
     assert launcher.held_bytes() == sum(platform.backing_of_group.allocated_bytes)
-    assert len(launcher._ended) == 1 and platform.backing_of_group.settled == 0
+    assert len(launcher._resources.ended) == 1 and platform.backing_of_group.settled == 0
 
 
 def test_ranks_that_launch_nothing_are_not_waited_for(
@@ -189,6 +193,28 @@ def test_ranks_that_launch_nothing_are_not_waited_for(
     with lone_group():
         assert Launcher(platform)(all_reduce()) is None
     assert steps == ["devices"]
+
+
+def test_a_group_whose_ranks_are_waited_for_holds_up_no_other(
+    platform: FakePlatform, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, may_come = threading.Event(), threading.Event()
+    survey = platform.survey
+
+    def late_survey(exchange: Exchange, device: torch.device) -> Survey:
+        if exchange.group() is dist.group.WORLD:
+            waits.set()
+            assert may_come.wait(timeout=20), "the other group was not decided meanwhile"
+        return survey(exchange, device)
+
+    monkeypatch.setattr(platform, "survey", late_survey)
+    with lone_group(), ThreadPoolExecutor() as threads:
+        launcher, other = Launcher(platform), dist.new_group([0, 1])
+        late = threads.submit(launcher, all_reduce())
+        assert waits.wait(timeout=20)
+        assert launcher(all_reduce(group=other.group_name)) is not None
+        may_come.set()
+        assert late.result(timeout=20) is not None
 
 
 def test_launches_on_several_streams_form_one_chain(launcher: Launcher, platform: FakePlatform) -> None:

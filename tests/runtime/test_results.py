@@ -202,7 +202,7 @@ def test_without_room_the_staged_kernel_runs(
 ) -> None:
     call = planned()
     held = [launcher(call)]
-    pool = launcher._groups["0", torch.device("cpu")].workspace.current.results  # type: ignore[union-attr]
+    pool = launcher._resources.groups["0", torch.device("cpu")].workspace.current.results  # type: ignore[union-attr]
     pool._limit_bytes = 0
     blocked = take(pool, blueprint=Blueprint((16 * MIB - 256 * 512,), (1,), torch.bfloat16, torch.device("cpu")))
     held += [launcher(call) for _ in range(2)]
@@ -255,13 +255,13 @@ def test_a_capture_without_room_has_been_warmed_up_for_it(
 ) -> None:
     """All warm-ups had room, so no launch has needed the staged kernel, its workspace or its code so far."""
     launcher(planned())
-    workspace = launcher._groups["0", torch.device("cpu")].workspace.current
+    workspace = launcher._resources.groups["0", torch.device("cpu")].workspace.current
     assert workspace is not None
     held = take(workspace.results, blueprint=Blueprint((16 * MIB,), (1,), torch.bfloat16, torch.device("cpu")))
     platform.fake_streams.capturing = 5
     launcher(planned())
     assert fake_driver.launches[-1].is_captured and fake_driver.launches[-1].peer_out[1][0] == 0
-    assert launcher._groups["0", torch.device("cpu")].workspace.current is workspace
+    assert launcher._resources.groups["0", torch.device("cpu")].workspace.current is workspace
     del held
 
 

@@ -1,0 +1,166 @@
+"""What launches of this process need and keep: devices, groups, loaded kernels; made when they are first asked for."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch.distributed import ProcessGroup
+
+from mkcompile.config import settings
+from mkcompile.errors import WorkspaceError
+from mkcompile.ops.groups import find
+from mkcompile.runtime.chain import LaunchChain
+from mkcompile.runtime.exchange import Exchange
+from mkcompile.runtime.faults import FaultBoard
+from mkcompile.runtime.gather_area import GatherArea
+from mkcompile.runtime.gather_engine import EngineDevice
+from mkcompile.runtime.kernel import LoadedKernel
+from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.network_form import connect_nodes
+from mkcompile.runtime.network_gather import MoverDevice
+from mkcompile.runtime.operation import Device, Group
+from mkcompile.runtime.platform import Platform
+from mkcompile.runtime.probe import Survey
+from mkcompile.runtime.reserve import Reserve, newest_group, of_group
+from mkcompile.runtime.trace.record import Recorder
+from mkcompile.runtime.workspace import WARM_UP_FIRST, GroupWorkspace
+
+_LOG = logging.getLogger(__name__)
+_Key = tuple[str, torch.device]
+
+
+@dataclass(slots=True)
+class Resources:
+    """Of one process. `on_end` is told of a group that has ended, when another has its name.
+
+    The one lock guards what is here and is never held while other ranks are waited for: another thread may be deciding
+    for another group, whose ranks may have come in another order.
+    """
+
+    platform: Platform
+    is_traced: bool
+    on_end: Callable[[Group], None]
+    board: FaultBoard | None = None
+    devices: dict[torch.device, Device] = field(default_factory=dict)
+    groups: dict[_Key, Group] = field(default_factory=dict)
+    #: Groups that have ended, but whose memory captured graphs may use.
+    ended: list[Group] = field(default_factory=list)
+    _meetings: dict[_Key, threading.RLock] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def meeting(self, name: str, device: torch.device) -> threading.RLock:
+        """Held by the thread that waits for the ranks of a group: one thread does at a time."""
+        with self._lock:
+            return self._meetings.setdefault((name, device), threading.RLock())
+
+    @property
+    def held_bytes(self) -> int:
+        """Symmetric memory that this process holds, over all groups."""
+        with self._lock:
+            return sum(one.held_bytes for one in (*self.groups.values(), *self.ended))
+
+    def device(self, device: torch.device) -> Device:
+        """Raises: DriverError."""
+        with self._lock:
+            found = self.devices.get(device)
+            if found is None:
+                streams, num_sms = self.platform.streams(device), self.platform.num_sms(device)
+                found = self.devices[device] = Device(
+                    device=device,
+                    num_sms=num_sms,
+                    streams=streams,
+                    chain=LaunchChain(streams),
+                    host=self.platform.host(device),
+                    recorder=Recorder(device=device, num_blocks=num_sms) if self.is_traced else None,
+                )
+            return found
+
+    def group(self, name: str, device: torch.device) -> Group:
+        """The group's state; a new one where the name belongs to another group than before. Collective when new: the
+        caller holds the group's `meeting`.
+
+        Raises: PeerTimeoutError for ranks that do not come.
+        """
+        process_group = find(name)
+        found = self.groups.get((name, device))
+        if found is not None and found.workspace.exchange.group() is not process_group:
+            self._end(found)
+            found = None
+        if found is None:
+            found = self.groups[name, device] = self._meet(name, process_group, device)
+        return found
+
+    def _meet(self, name: str, process_group: ProcessGroup, device: torch.device) -> Group:
+        exchange = Exchange(process_group, f"launch/{device.type}", settings().timeout_s)
+        survey = self.platform.survey(exchange, device)
+        workspace = self._workspace(name, exchange, survey, device)
+        obstacle = survey.obstacle or ("" if self.platform.is_capturing() else connect_nodes(workspace))
+        if obstacle:
+            _LOG.warning("operators of group %s run unfused: %s", name, obstacle)
+        # the ranks of a fake group never come, and where nothing is launched nothing is left to others
+        nothing = Reserve(has_traffic=True, given=False, newest=newest_group())
+        return Group(
+            obstacle=obstacle,
+            reserve=nothing if obstacle else of_group(exchange),
+            workspace=workspace,
+            area=GatherArea(exchange=exchange, backing=workspace.backing, cap_bytes=workspace.cap_bytes),
+        )
+
+    def _workspace(self, name: str, exchange: Exchange, survey: Survey, device: torch.device) -> GroupWorkspace:
+        network, backing = None, None
+        if survey.placement.num_nodes > 1 and not survey.obstacle:
+            network, backing = self.platform.network(exchange, device, survey)
+        return GroupWorkspace(
+            exchange=exchange,
+            backing=backing or self.platform.backing(device, name),
+            board=self._fault_board(device),
+            streams=self.device(device).streams,
+            cap_bytes=settings().arena_bytes,
+            network=network,
+        )
+
+    def _end(self, group: Group) -> None:
+        self.on_end(group)
+        group.workspace.close()
+        group.area.close()
+        if group.held_bytes:
+            self.ended.append(group)
+
+    def _fault_board(self, device: torch.device) -> FaultBoard:
+        with self._lock:
+            if self.board is None:
+                self.board = FaultBoard(self.platform.fault_memory(device))
+            return self.board
+
+    def kernel(self, config: KernelConfig, device: Device) -> LoadedKernel:
+        """Loaded. Raises: WorkspaceError while a graph is captured; CompileError; DriverError."""
+        with self._lock:
+            found = device.kernels.get(config)
+            if found is None:
+                self._refuse_capture(f"{config.name} is not loaded yet")
+                found = device.kernels[config] = self.platform.load(config, device.device)
+            return found
+
+    def engine(self, device: Device) -> EngineDevice:
+        """The copy engine. Raises: as `kernel`."""
+        with self._lock:
+            if device.engine is None:
+                self._refuse_capture("the copy engine is not set up")
+                device.engine = self.platform.engine(device.device, self.platform.streams(device.device))
+            return device.engine
+
+    def mover(self, device: Device) -> MoverDevice:
+        """The kernel that moves shards over nodes. Raises: as `kernel`."""
+        with self._lock:
+            if device.mover is None:
+                self._refuse_capture("the kernel that moves shards is not loaded")
+                device.mover = self.platform.mover(device.device, self.platform.streams(device.device))
+            return device.mover
+
+    def _refuse_capture(self, what: str) -> None:
+        if self.platform.is_capturing():
+            raise WorkspaceError(f"a CUDA graph is being captured and {what}; {WARM_UP_FIRST}")
