@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import stat
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -31,7 +31,7 @@ def test_memory_is_exported_as_a_dma_buf() -> None:
     engine = open_engine(0)
     memory = torch.zeros(3 << 20, dtype=torch.uint8, device="cuda:0")
     inside = export(engine, memory.data_ptr() + 512, 1 << 20)
-    assert inside.offset_bytes >= 512 and stat.S_IFMT(os.fstat(inside.descriptor).st_mode) is not None
+    assert inside.offset_bytes >= 512
     assert os.readlink(f"/proc/self/fd/{inside.descriptor}").startswith("/dmabuf:")
     assert exported(engine, region_of(memory)).dmabuf >= 0
     assert engine.write_order in ("in order", "flushed")
@@ -69,8 +69,6 @@ def test_bytes_go_through_the_bounce_buffer_before_their_flags() -> None:
 
 def finish_all(proxies: list[Proxy]) -> None:
     """Connecting takes both sides at once."""
-    from concurrent.futures import ThreadPoolExecutor
-
     with ThreadPoolExecutor(len(proxies)) as pool:
         list(pool.map(lambda proxy: proxy.finish(), proxies))
     for proxy in proxies:

@@ -160,6 +160,18 @@ def test_no_nic_is_an_error_that_says_which_were_looked_at(machine: Machine) -> 
         machine.choose("0000:00:05.0")
 
 
+def test_a_container_has_the_nics_whose_devices_it_was_given(machine: Machine) -> None:
+    for number in range(2):
+        machine.add_nic(f"mlx5_{number}")
+        folder = machine.root / "class" / "infiniband_verbs" / f"uverbs{number}"
+        folder.mkdir(parents=True)
+        (folder / "ibdev").write_text(f"mlx5_{number}\n")
+    dev = machine.root / "dev"
+    (dev / "infiniband").mkdir(parents=True)
+    (dev / "infiniband" / "uverbs1").touch()
+    assert [one.name for one in find_nics(machine.root, dev)] == ["mlx5_1"]
+
+
 def test_a_rank_on_the_cpu_has_no_pci_address() -> None:
     assert pci_address(torch.device("cpu")) == ""
 

@@ -39,7 +39,7 @@ def test_no_data_race(with_thread_sanitizer: str) -> None:
     done = run(with_thread_sanitizer, "--without", *RACY)
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stdout + done.stderr
     assert done.stdout.count("ok ") > 30
-    assert all(f"ok {kind}" in done.stdout for kind in VERBS) == HAS_VERBS
+    assert not HAS_VERBS or all(f"ok {kind}" in done.stdout for kind in VERBS), done.stdout
 
 
 def test_a_data_race_would_be_found(with_thread_sanitizer: str) -> None:

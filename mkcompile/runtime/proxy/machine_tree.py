@@ -8,7 +8,7 @@ from pathlib import Path
 
 import networkx as nx
 
-SYS = Path("/sys")
+SYS, DEV = Path("/sys"), Path("/dev")
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 #: PCI classes of what computes and draws (3D controller, display, VGA), and the vendor whose GPUs we run on.
 _GPU_CLASSES, _GPU_VENDOR = ("0x0302", "0x0300", "0x0380"), "0x10de"
@@ -38,10 +38,16 @@ def read(path: Path, missing: str = "") -> str:
         return missing
 
 
-def find_nics(root: Path = SYS) -> list[Nic]:
-    """The verbs devices, by name."""
+def find_nics(root: Path = SYS, dev: Path = DEV) -> list[Nic]:
+    """The verbs devices that this process may open, by name. A container often sees all of them, and has few."""
     folder = root / "class" / "infiniband"
-    return [_nic(one) for one in sorted(folder.iterdir())] if folder.is_dir() else []
+    kept_out = {
+        read(one / "ibdev")
+        for one in (root / "class" / "infiniband_verbs").glob("uverbs*")
+        if not (dev / "infiniband" / one.name).exists()
+    }
+    nics = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [_nic(one) for one in nics if one.name not in kept_out]
 
 
 def _nic(folder: Path) -> Nic:
