@@ -76,6 +76,8 @@ def text_of(choice: GatherChoice) -> str:
     schedule, config = choice.schedule, choice.config
     if choice.variant == "library":
         return f"library {schedule.group_rows} rows"
+    if choice.variant == "stream":
+        return f"stream {config.block_m}x{config.block_n}/{config.split} grid{schedule.grid}"
     moved = f"{schedule.group_rows} rows" if schedule.by_engine else f"band{schedule.band}"
     return f"{choice.variant} {config.block_m}x{config.block_n} grid{schedule.grid} {moved}"
 

@@ -1,7 +1,7 @@
 """`python -m benchmarks.gather_small`: all-gather + GEMM of few rows, inside CUDA graphs and eager.
 
 As `benchmarks.small`: weights are rotated, so that they stream from HBM; every contender is checked before it is timed.
-`--sweep` times every tile and number of push blocks instead of the other contenders.
+`--sweep` times every tile that pushes or streams instead of the other contenders.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from mkcompile.runtime.gather_launch import GatherSize
-from mkcompile.runtime.gather_schedule import GatherChoice, choices
+from mkcompile.runtime.gather_schedule import GatherChoice, choices, stream_choices
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.warmup import warm_up
 
@@ -42,6 +42,7 @@ _CACHES_BYTES = 320 << 20
 _HBM_BYTES_PER_MS = 4.3e9
 _DELIVERY_MS = 0.0025
 _MAX_GRID = 128
+_STREAMED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +94,12 @@ class Case:
 
 
 def swept(size: GatherSize) -> Iterator[GatherChoice]:
-    """All variants that push."""
-    for choice in choices(KernelConfig(operator="all_gather_gemm"), size, _MAX_GRID, returned=False):
+    """All variants that push, or stream."""
+    base = KernelConfig(operator="all_gather_gemm")
+    for choice in choices(base, size, _MAX_GRID, returned=False):
         if choice.variant == "push":
             yield choice
+    yield from stream_choices(base, size, _MAX_GRID, returned=False)
 
 
 def contenders_of(case: Case, gatherer: Gatherer, group: str, sweep: bool) -> list[Contender]:
@@ -104,7 +107,13 @@ def contenders_of(case: Case, gatherer: Gatherer, group: str, sweep: bool) -> li
     named = list(case.baselines(group))
     if sweep:
         return [named[0], *(case.ours(text_of(one), one, gatherer) for one in swept(case.size))]
-    return [*named, case.ours("mkcompile", chosen(case.size, None), gatherer)]
+    found = [*named, case.ours("mkcompile", chosen(case.size, None), gatherer)]
+    streamed = sorted(stream_choices(KernelConfig(operator="all_gather_gemm"), case.size, _MAX_GRID, False), key=_us)
+    return found + [case.ours(f"mkcompile_stream{i}", one, gatherer) for i, one in enumerate(streamed[:_STREAMED])]
+
+
+def _us(choice: GatherChoice) -> float:
+    return choice.us
 
 
 def runs_right(contender: Contender, truth: Tensor) -> bool:

@@ -31,17 +31,8 @@ struct ImageLoader {
   }
 
   MK_DEVICE void load_weight(int stage, u32 bytes_a, const GatherPlace& place, i32 k) const {
-    const u32 full = memory.stage_full(stage);
-    mbarrier_arrive_expect(full, bytes_a + Tile::kBytesB);
-    if constexpr (Tile::kWeightIsKn) {
-#pragma unroll
-      for (int chunk = 0; chunk < Tile::kBlockN / Tile::kPanelN; ++chunk) {
-        tensor_load(memory.b(stage) + chunk * Tile::kPanelBytes, &args.weight[place.weight], full,
-                    place.column + chunk * Tile::kPanelN, k);
-      }
-    } else {
-      tensor_load(memory.b(stage), &args.weight[place.weight], full, k, place.column);
-    }
+    mbarrier_arrive_expect(memory.stage_full(stage), bytes_a + Tile::kBytesB);
+    load_weight_block(args, memory, stage, place.weight, k, place.column);
   }
   MK_DEVICE void note(int stage, const GatherPlace& place) const {
     store_shared(memory.tile_note(stage), place.weight);

@@ -161,21 +161,28 @@ struct TileNote {
   i32 column;  ///< first column
 };
 
-/// Load role: one k-block of both operands into a stage, whose barrier expects it.
+/// Load role: one k-block of a weight into a stage, whose barrier expects it.
 template <class Tile>
-MK_DEVICE void load_stage(const LaunchArguments& args, const SharedMemory<Tile>& memory, int stage, u32 term, i32 k,
-                          i32 row, i32 column) {
+MK_DEVICE void load_weight_block(const LaunchArguments& args, const SharedMemory<Tile>& memory, int stage, u32 index,
+                                 i32 k, i32 column) {
   const u32 full = memory.stage_full(stage);
-  tensor_load(memory.a(stage), &args.a[term], full, k, row);
   if constexpr (Tile::kWeightIsKn) {
 #pragma unroll
     for (int chunk = 0; chunk < Tile::kBlockN / Tile::kPanelN; ++chunk) {
-      tensor_load(memory.b(stage) + chunk * Tile::kPanelBytes, &args.weight[term], full,
+      tensor_load(memory.b(stage) + chunk * Tile::kPanelBytes, &args.weight[index], full,
                   column + chunk * Tile::kPanelN, k);
     }
   } else {
-    tensor_load(memory.b(stage), &args.weight[term], full, k, column);
+    tensor_load(memory.b(stage), &args.weight[index], full, k, column);
   }
+}
+
+/// Load role: one k-block of both operands.
+template <class Tile>
+MK_DEVICE void load_stage(const LaunchArguments& args, const SharedMemory<Tile>& memory, int stage, u32 term, i32 k,
+                          i32 row, i32 column) {
+  tensor_load(memory.a(stage), &args.a[term], memory.stage_full(stage), k, row);
+  load_weight_block(args, memory, stage, term, k, column);
 }
 
 /// Load role: one tile's operands, k-block by k-block, into the ring.

@@ -69,7 +69,8 @@ class GatherSchedule:
 
     Units: `grid` blocks. `mover` and `order`: a `GatherMover` and a `GatherOrder` of the device. `image_rows` rows of
     an image, as many as the tile has; images of `band` row tiles are sent together, k-block by k-block. The copy engine
-    moves `group_rows` rows of a shard at once.
+    moves `group_rows` rows of a shard at once. A streaming kernel copies a shard in so many `parts`, to where all rows
+    lie as a matrix.
     """
 
     grid: int
@@ -79,9 +80,12 @@ class GatherSchedule:
     band: int = 8
     group_rows: int = 128
     raster_group: int = 8
+    parts: int = 0
 
     def __post_init__(self) -> None:
         if min(self.grid, self.group_rows, self.raster_group, self.band, self.image_rows) < 1:
+            raise ValueError(f"not a schedule: {self}")
+        if self.parts < 0 or (self.parts and (self.order, self.mover) != (TOGETHER, BLOCKS_PUSH)):
             raise ValueError(f"not a schedule: {self}")
         if self.order not in (APART, TOGETHER, COLUMNS) or self.mover not in (ENGINE_COPIES, BLOCKS_PUSH, PEERS_READ):
             raise ValueError(f"not a schedule: {self}")
@@ -101,12 +105,16 @@ class GatherSchedule:
 
     def flags(self, size: GatherSize) -> int:
         """Flag words for each source."""
+        if self.parts:
+            return self.parts
         return ceil(size.shard_rows / self.group_rows) if self.by_engine else self.images(size)
 
     def arena_bytes(self, size: GatherSize) -> int:
         """Bytes that hold what others send, or read, in one rank's memory."""
         if self.by_engine:
             return size.shard_bytes * (size.world - 1)
+        if self.parts:
+            return size.shard_bytes * size.world
         copies = 1 if self.order == TOGETHER or self.mover == PEERS_READ else size.world - 1
         return self.images(size) * copies * self.image_rows * BLOCK_K * ELEMENT_BYTES
 
@@ -170,6 +178,12 @@ def _check(config: KernelConfig, launch: GatherLaunch) -> None:
         raise OperatorInputError("rows that lie together are pushed by blocks")
     if schedule.mover == PEERS_READ and launch.result:
         raise OperatorInputError("rows that peers read in place are not returned")
+    if bool(schedule.parts) != config.streams:
+        raise OperatorInputError(f"{config.name} and {schedule.parts} parts")
+    if schedule.parts and (len(size.n) > 1 or launch.result or any(launch.biases) != config.has_bias):
+        raise OperatorInputError("a streaming gather has one product, and returns no rows")
+    if schedule.grid % config.split or ceil(size.k / BLOCK_K) < config.split:
+        raise OperatorInputError(f"k {size.k} for clusters of {config.split} in a grid of {schedule.grid}")
     if schedule.image_rows != config.block_m and not schedule.by_engine:
         raise OperatorInputError(f"images of {schedule.image_rows} rows for tiles of {config.block_m}")
     if any(launch.biases) and not config.has_bias:
@@ -184,6 +198,9 @@ def _check(config: KernelConfig, launch: GatherLaunch) -> None:
 def fill_maps(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, config: KernelConfig,
                launch: GatherLaunch) -> None:  # fmt: skip
     """The tensor maps of operands and results."""
+    if config.streams:
+        _fill_stream_maps(packed, gather, config, launch)
+        return
     size, schedule = launch.size, launch.schedule
     box_a = (BLOCK_K, config.block_m)
     shard_map = tensor_map.encode(launch.shard.pointer, config.dtype, (size.k, size.shard_rows), (size.k,), box_a, 128)
@@ -200,16 +217,35 @@ def fill_maps(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, c
         gathered_map = tensor_map.encode(launch.result, config.dtype, runs, strides, (*box_a, 1), 128)
         ctypes.memmove(gather.gathered, gathered_map, len(gathered_map))
     for i, (weight, out) in enumerate(zip(launch.weights, launch.outs, strict=True)):
-        sizes, box = ((size.inner, out.columns), (BLOCK_K, config.block_n)) if config.weight_layout == "nk" else (
-            (out.columns, size.inner), (config.panel_n, BLOCK_K)
-        )  # fmt: skip
-        weight_map = tensor_map.encode(weight.pointer, config.dtype, sizes, (weight.stride,), box, min(128, box[0] * 2))
+        weight_map = _weight_map(config, weight, size.inner, out.columns)
         ctypes.memmove(packed.weight[i], weight_map, len(weight_map))
         out_map = tensor_map.encode(
             out.pointer, config.dtype, (out.columns, run_rows, size.rows // run_rows),
             (out.stride, out.stride * run_rows), (config.panel_n, 64, 1), config.panel_n * 2,
         )  # fmt: skip
         ctypes.memmove(gather.out[i], out_map, len(out_map))
+
+
+def _fill_stream_maps(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, config: KernelConfig,
+                      launch: GatherLaunch) -> None:  # fmt: skip
+    """The rows of all ranks in the workspace, of which none is loaded that is not there; the weight; the result."""
+    size, layout, (weight,), (out,) = launch.size, launch.peers.layout, launch.weights, launch.outs
+    box = (BLOCK_K, min(config.block_m, ceil(size.rows / 8) * 8))
+    for parity in range(2):
+        region = launch.peers.workspaces[launch.peers.rank] + layout.region_offset + parity * layout.region_bytes
+        rows_map = tensor_map.encode(region, config.dtype, (size.k, size.rows), (size.k,), box, 128)
+        ctypes.memmove(gather.arena[parity], rows_map, len(rows_map))
+    weight_map = _weight_map(config, weight, size.inner, out.columns)
+    ctypes.memmove(packed.weight[0], weight_map, len(weight_map))
+    packed.n, packed.bias = out.columns, launch.biases[0]
+    packed.out_address, packed.out_stride = out.pointer, out.stride
+
+
+def _weight_map(config: KernelConfig, weight: Matrix, k: int, n: int) -> bytes:
+    sizes, box = ((k, n), (BLOCK_K, config.block_n)) if config.weight_layout == "nk" else (
+        (n, k), (config.panel_n, BLOCK_K)
+    )  # fmt: skip
+    return tensor_map.encode(weight.pointer, config.dtype, sizes, (weight.stride,), box, min(128, box[0] * 2))
 
 
 def fill_words(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, launch: GatherLaunch) -> None:
@@ -229,7 +265,7 @@ def fill_words(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, 
     for i, (n, bias) in enumerate(zip(size.n, launch.biases, strict=True)):
         gather.n[i], gather.bias[i] = n, bias
     gather.order, gather.pushes, gather.band = schedule.order, schedule.mover, schedule.band
-    gather.parts, gather.group_rows = 1, schedule.group_rows
+    gather.parts, gather.group_rows = schedule.parts or 1, schedule.group_rows
 
 
 def argument_words(
@@ -262,13 +298,16 @@ class PreparedGather:
         fill_maps(packed, gather, kernel.config, launch)
         if kernel.config.trace and launch.trace is not None:
             launch.trace.stamp(packed, f"{self.identity.text}, grid {launch.schedule.grid}", launch.peers.group)
-        self._kernel, self._attribute = kernel, driver.cooperative_attribute()
+        attributes = [driver.cooperative_attribute()]
+        if kernel.config.split > 1:
+            attributes.append(driver.cluster_attribute(kernel.config.split))
+        self._kernel, self._attributes = kernel, (driver.LaunchAttribute * len(attributes))(*attributes)
         config = driver.LaunchConfig(
             grid=(launch.schedule.grid, 1, 1),
             block=(NUM_THREADS, 1, 1),
             shared_bytes=kernel.config.shared_bytes,
-            attributes=ctypes.pointer(self._attribute),
-            num_attributes=1,
+            attributes=ctypes.cast(self._attributes, ctypes.POINTER(driver.LaunchAttribute)),
+            num_attributes=len(attributes),
         )
         self._take(packed, gather, config)
 
@@ -286,7 +325,7 @@ class PreparedGather:
               result: int) -> PreparedGather:  # fmt: skip
         """The same launch of operands that lie elsewhere, at the same strides, at multiples of 16."""
         twin = object.__new__(PreparedGather)
-        twin._kernel, twin._attribute, twin.identity = self._kernel, self._attribute, self.identity
+        twin._kernel, twin._attributes, twin.identity = self._kernel, self._attributes, self.identity
         config = driver.LaunchConfig.from_buffer_copy(self._config)
         config.stream = 0
         twin._take(abi.new_arguments(), gather_abi.new_arguments(), config)
@@ -294,6 +333,11 @@ class PreparedGather:
         ctypes.memmove(packed, ctypes.addressof(self._packed), ctypes.sizeof(self._packed))
         ctypes.memmove(gather, ctypes.addressof(self._gather), ctypes.sizeof(self._gather))
         twin._packed.is_captured = False
+        if self._kernel.config.streams:
+            twin._packed.out_address, twin._packed.bias = outs[0], biases[0]
+            tensor_map.move(packed + _WEIGHT_OFFSET, weights[0])
+            twin._gather.shard = shard
+            return twin
         tensor_map.move(packed + _A_OFFSET, shard)
         for i, (weight, out) in enumerate(zip(weights, outs, strict=True)):
             tensor_map.move(packed + _WEIGHT_OFFSET + i * abi.TENSOR_MAP_BYTES, weight)

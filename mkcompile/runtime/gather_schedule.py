@@ -9,10 +9,11 @@ from typing import Literal
 
 from mkcompile.runtime.gather_abi import APART, COLUMNS, ENGINE_COPIES, PEERS_READ, TOGETHER
 from mkcompile.runtime.gather_launch import GatherSchedule, GatherSize
-from mkcompile.runtime.kernel_config import GATHER_TILES, KernelConfig
+from mkcompile.runtime.kernel_config import BLOCK_K, GATHER_TILES, KernelConfig
+from mkcompile.runtime.stream_schedule import StreamForm, most_clusters, stream_config
 from mkcompile.runtime.tile_schedule import SM_FLOP_PER_US, TILE_START_US, LaunchSize
 
-Variant = Literal["push", "remote_read", "copy_engine", "library", "network"]
+Variant = Literal["push", "remote_read", "copy_engine", "library", "network", "stream"]
 #: What all blocks together move to the peers, and what they read there, bytes a microsecond; and what products lose
 #: meanwhile. Source: docs/decisions/307-all-gather.md.
 _PUSH_BYTES_PER_US, _READ_BYTES_PER_US = 182e3, 326e3
@@ -36,6 +37,15 @@ _GROUP_ROWS = 128
 #: Up to so many gathered rows the weights are what is read: they must be read once.
 _TOGETHER_ROWS = 512
 _RASTER_GROUP = 8
+#: Streaming kernels: parts that a shard is copied in; what goes before the products; and one k-block of a tile.
+_PARTS = 128
+_STREAM_START_US, _STREAM_COPY_BYTES_PER_US, _SM_LOAD_BYTES_PER_US = 7.0, 250e3, 120e3
+#: Their tiles, and the blocks that share one.
+STREAM_GATHERS = (
+    StreamForm((64, 32), 1), StreamForm((64, 32), 2), StreamForm((64, 64), 1), StreamForm((64, 64), 2),
+    StreamForm((64, 64), 4), StreamForm((64, 128), 1), StreamForm((64, 128), 2), StreamForm((64, 128), 4),
+    StreamForm((128, 64), 1), StreamForm((128, 64), 2), StreamForm((128, 64), 4), StreamForm((128, 128), 2),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +102,35 @@ def push_choice(config: KernelConfig, size: GatherSize, max_grid: int, returned:
     if order == TOGETHER or moving_us > us / 2:  # more blocks move more
         schedule = replace(schedule, grid=max_grid)
     return GatherChoice(variant="push", config=config, schedule=schedule, us=us)
+
+
+def can_stream_gather(size: GatherSize, form: StreamForm, returned: bool) -> bool:
+    """Few rows of one product, that stay where they are."""
+    return not returned and len(size.n) == 1 and gather_order(size) == TOGETHER and size.k >= BLOCK_K * form.split
+
+
+def stream_choice(base: KernelConfig, size: GatherSize, max_grid: int, form: StreamForm) -> GatherChoice:
+    """All blocks copy the shard to all ranks, then clusters share the k of a tile. See `can_stream_gather`."""
+    config = stream_config(base, form.tile, form.split)
+    tiles = ceil(size.rows / config.block_m) * size.tiles_n(config)
+    waves = ceil(tiles / most_clusters(config, max_grid))
+    schedule = GatherSchedule(
+        grid=ceil(tiles / waves) * form.split, order=TOGETHER, image_rows=config.block_m, parts=_PARTS
+    )
+    rows = min(config.block_m, ceil(size.rows / 8) * 8)
+    block_us = (rows + config.block_n) * BLOCK_K * 2 / _SM_LOAD_BYTES_PER_US
+    streamed_us = max(
+        waves * ceil(size.k / BLOCK_K / form.split) * block_us, sum(size.n) * size.k * 2 / _MEMORY_BYTES_PER_US
+    )
+    us = _STREAM_START_US + size.shard_bytes * size.world / _STREAM_COPY_BYTES_PER_US + streamed_us
+    return GatherChoice(variant="stream", config=config, schedule=schedule, us=us)
+
+
+def stream_choices(base: KernelConfig, size: GatherSize, max_grid: int, returned: bool) -> Iterator[GatherChoice]:
+    """All of them that can be."""
+    for form in STREAM_GATHERS:
+        if can_stream_gather(size, form, returned):
+            yield stream_choice(base, size, max_grid, form)
 
 
 def read_choice(config: KernelConfig, size: GatherSize, max_grid: int) -> GatherChoice:

@@ -85,6 +85,8 @@ class KernelConfig:
         tiles = STREAM_TILES if self.streams else TILES
         if (self.block_m, self.block_n) not in tiles:
             raise OperatorInputError(f"no tile {self.block_m}x{self.block_n}; tiles: {tiles}")
+        if self.operator == "all_gather_gemm" and (self.ping_pong or self.hands_over):
+            raise OperatorInputError("gathers of few rows multiply tiles together")
         if self.hands_over and not (self.streams and self.reduces and self.split == 1 and not self.ping_pong):
             raise OperatorInputError("only streaming reductions of whole tiles hand them over")
         if self.streams and self.block_n == 256 and (self.reduces or self.split > 1 or self.ping_pong):
@@ -138,7 +140,7 @@ class KernelConfig:
 
     @property
     def _moves_images(self) -> bool:
-        return self.operator == "all_gather_gemm" and self.network == "none"
+        return self.operator == "all_gather_gemm" and self.network == "none" and not self.streams
 
     def _fixed_shared_bytes(self) -> int:
         if self.streams:
@@ -216,6 +218,8 @@ class KernelConfig:
             call, given, assertions = "run_image_block", "args, gather", gather_abi.assertions()
             parameters += ", const __grid_constant__ mk::GatherArguments gather"
         header = f"operators/{self.operator}"
+        if self.operator == "all_gather_gemm" and self.streams:
+            call, header = "run_stream_gather_block", "gather_stream"
         if self.network != "none":
             parameters = parameters.replace("mk::LaunchArguments", "mk::NetworkLaunchArguments")
             assertions += network_abi.assertions()

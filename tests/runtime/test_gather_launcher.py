@@ -20,11 +20,12 @@ from mkcompile.runtime.gather_engine import EnginePlaces, transfers
 from mkcompile.runtime.gather_form import GatherForm, gather_form_of
 from mkcompile.runtime.gather_launch import GatherLaunch, GatherSchedule, GatherSize, PreparedGather
 from mkcompile.runtime.gather_operation import ByLibrary, GatherTensors
-from mkcompile.runtime.gather_schedule import choose_gather, engine_choice
+from mkcompile.runtime.gather_schedule import choose_gather, engine_choice, stream_choice
 from mkcompile.runtime.kernel import LoadedKernel, PeerTable
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.launcher import Launcher
 from mkcompile.runtime.machine import own_basis
+from mkcompile.runtime.stream_schedule import StreamForm
 from mkcompile.runtime.tactics import Planned
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
@@ -210,6 +211,7 @@ GOOD = GatherLaunch(
         ({"schedule": GatherSchedule(grid=4, mover=PEERS_READ, order=TOGETHER)}, "pushed by blocks"),
         ({"schedule": GatherSchedule(grid=4, mover=PEERS_READ), "result": 4096}, "not returned"),
         ({"schedule": GatherSchedule(grid=4, image_rows=64)}, "images of 64 rows"),
+        ({"schedule": GatherSchedule(grid=4, order=TOGETHER, parts=8)}, "and 8 parts"),
     ],
 )  # fmt: skip
 def test_wrong_launches_are_refused_by_name(fake_driver: FakeDriver, wrong: dict[str, Any], says: str) -> None:
@@ -217,6 +219,26 @@ def test_wrong_launches_are_refused_by_name(fake_driver: FakeDriver, wrong: dict
     PreparedGather(kernel, GOOD)
     with pytest.raises(OperatorInputError, match=says):
         PreparedGather(kernel, replace(GOOD, **wrong))
+
+
+def test_a_streaming_gather_is_told_where_rows_and_results_lie(fake_driver: FakeDriver) -> None:
+    choice = stream_choice(CONFIG, GOOD.size, 16, StreamForm((64, 64), 1))
+    kernel = LoadedKernel(config=choice.config, device_idx=0, function=ctypes.c_void_p(1))
+    prepared = PreparedGather(kernel, replace(GOOD, schedule=choice.schedule))
+    packed, gather = prepared.arguments
+    assert (packed.m, packed.n, packed.k[0], packed.out_address, packed.out_stride) == (256, 512, 64, 4096, 512)
+    regions = [int(one[0]) for one in gather.arena]
+    assert regions == [4096 + LAYOUT.region_offset + parity * LAYOUT.region_bytes for parity in range(2)]
+    assert (gather.parts, gather.order) == (choice.schedule.parts, TOGETHER)
+    moved = prepared.moved(8192, (12288,), (16384,), (0,), 0)
+    packed, gather = moved.arguments
+    assert (packed.out_address, int(packed.weight[0][0]), gather.shard) == (16384, 12288, 8192)
+    assert [int(one[0]) for one in gather.arena] == regions
+    with pytest.raises(OperatorInputError, match="one product"):
+        PreparedGather(kernel, replace(GOOD, schedule=choice.schedule, result=4096))
+    shared = stream_choice(CONFIG, GOOD.size, 16, StreamForm((64, 64), 2))
+    with pytest.raises(OperatorInputError, match="clusters of 2"):
+        PreparedGather(replace(kernel, config=shared.config), replace(GOOD, schedule=shared.schedule))
 
 
 def test_a_workspace_that_is_too_small_is_refused() -> None:

@@ -1,0 +1,219 @@
+#pragma once
+// All-gather + GEMM of few rows: all rows lie in one matrix in every rank's workspace, and the weight is streamed by
+// clusters whose blocks share k.
+//
+// role     waits for                    signals          touches
+// entry    entered                      entered          nothing
+// compute  entered; full stages         rows_brought;    the shard, workspaces of all ranks; then bias, out
+//                                       empty stages
+// load     rows_brought, empty stages   full stages      weight; the own workspace
+//
+// Shards are so small that no block waits for its share of the link: the compute threads copy the own one to all ranks
+// while the first weights are loaded. All blocks are resident, since each waits for parts that all others' blocks bring.
+#include "device/gather_block.cuh"
+#include "device/stream.cuh"
+
+namespace mk {
+
+/// One launch: where the rows lie, and who tells of them.
+template <class Tile>
+struct FewRows {
+  static constexpr u32 kVectorBytes = 16;
+  const LaunchArguments& args;
+  const GatherArguments& gather;
+  u32 epoch;
+
+  /// Of one shard, whose rows are multiples of them.
+  MK_DEVICE u32 vectors() const { return args.segment_rows * (args.k[0] / 8); }
+  MK_DEVICE u32 vectors_of_part() const { return (vectors() + gather.parts - 1) / gather.parts; }
+  MK_DEVICE u8* shard_at(u32 at) const {
+    return Staging<Tile>{args, epoch}.region(at) + (u64)args.rank * vectors() * kVectorBytes;
+  }
+  MK_DEVICE u32* flag(u32 at, u32 source, u32 part) const {
+    return Staging<Tile>{args, epoch}.flag(at, kPartialReady, source, part);
+  }
+};
+
+/// Compute role, before its products: this block's parts of the own shard to every rank, this one included.
+template <class Op>
+struct RowCopy {
+  using Rows = FewRows<typename Op::Tile>;
+  static constexpr u32 kThreads = kMathGroups * 128, kAtOnce = 4;
+  const LaunchArguments& args;
+  const GatherArguments& gather;
+  const SharedMemory<typename Op::Tile>& memory;
+  Rows rows;
+  bool entered = false;
+
+  MK_DEVICE void enter() {
+    if (entered) return;
+    wait_phase(args, memory.entered(), 0, kCopyRole);
+    rows.epoch = load_shared(memory.epoch());
+    entered = true;
+  }
+
+  MK_DEVICE void copy(u32 first, u32 end) {
+    Vector4 vectors[kAtOnce];
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; ++i) {
+      const u32 at = first + i * kThreads;
+      if (at < end) vectors[i] = load_global_vector(reinterpret_cast<const u8*>(gather.shard) + (u64)at * 16);
+    }
+    enter();
+    if (rows.epoch == 0) return;  // the launch must not run: nothing is sent, and it drains
+#pragma unroll 1
+    for (u32 step = 1; step <= args.world; ++step) {
+      const u32 to = args.rank + step < args.world ? args.rank + step : args.rank + step - args.world;
+      u8* target = rows.shard_at(to);
+#pragma unroll
+      for (u32 i = 0; i < kAtOnce; ++i) {
+        const u32 at = first + i * kThreads;
+        // Relaxed: the fence before the flag releases.
+        if (at < end) store_relaxed_sys(reinterpret_cast<Vector4*>(target + (u64)at * 16), vectors[i]);
+      }
+    }
+  }
+
+  /// All threads have stored their vectors. Publishes: a part of the shard.
+  MK_DEVICE void tell(u32 part) const {
+    math_barrier();
+    if (threadIdx.x != 0 || rows.epoch == 0) return;
+    // pairs-with: rows_brought release (compute_role -> load_role), scope sys
+    fence_acq_rel_sys();
+    for (u32 to = 0; to < args.world; ++to) {
+      // Relaxed: the fence above releases.
+      store_relaxed_sys(rows.flag(to, args.rank, part), rows.epoch);
+    }
+  }
+
+  MK_DEVICE void run() {
+    const u32 length = rows.vectors_of_part(), all = rows.vectors();
+#pragma unroll 1
+    for (u32 part = blockIdx.x; part < gather.parts; part += gridDim.x) {
+      const u32 first = part * length, end = first + length < all ? first + length : all;
+#pragma unroll 1
+      for (u32 at = first; at < end; at += kThreads * kAtOnce) copy(at + threadIdx.x, end);
+      enter();
+      tell(part);
+    }
+  }
+};
+
+/// Load role, one warp: weights at once, rows when they are here; its first lane loads.
+template <class Op>
+struct FewRowsLoader {
+  using Tile = typename Op::Tile;
+  const LaunchArguments& args;
+  const GatherArguments& gather;
+  const SharedMemory<Tile>& memory;
+  const StreamPlan<Tile>& plan;
+  const bool leads = threadIdx.x % 32 == 0;
+  Trace trace;
+  Ring<Tile> ring{};
+
+  MK_DEVICE FewRowsLoader(const LaunchArguments& args, const GatherArguments& gather, const SharedMemory<Tile>& memory,
+                          const StreamPlan<Tile>& plan)
+      : args(args), gather(gather), memory(memory), plan(plan), trace(args, kLoadLane, leads) {}
+
+  MK_DEVICE void load_weight(int stage, u32 k_block, i32 column) const {
+    mbarrier_arrive_expect(memory.stage_full(stage), plan.bytes_a + Tile::kBytesB);
+    load_weight_block(args, memory, stage, 0, k_block * kBlockK, column);
+  }
+
+  /// All parts of all shards are here, or the launch has been given up. Returns where they lie.
+  MK_DEVICE const TensorMap* await_rows() const {
+    wait_phase(args, memory.entered(), 0, kLoadRole);
+    const FewRows<Tile> rows{args, gather, load_shared(memory.epoch())};
+    bool given_up = rows.epoch == 0;
+    for (u32 source = 0; source < args.world && !given_up; ++source) {
+      const WaitSite site{kLoadRole, source, 0};
+      bool mine = source == args.rank || meet_peer<Op::kOperator>(args, rows.epoch, site);
+      for (u32 part = threadIdx.x % 32; part < gather.parts && mine; part += 32) {
+        // pairs-with: rows_brought acquire (compute_role -> load_role), scope sys
+        mine = wait_until<Op::kOperator>(args, rows.flag(args.rank, source, part), rows.epoch, site);
+      }
+      given_up = !__all_sync(~0u, mine);
+    }
+    __syncwarp();         // what the lanes have acquired comes before the loads of one of them
+    fence_proxy_async();  // rows were written by ordinary stores, they are read by bulk copies
+    return &gather.arena[rows.epoch & 1];
+  }
+
+  MK_DEVICE void run() {
+    const u32 count = plan.last_k() - plan.first_k();
+    const TensorMap* map = nullptr;
+    for (u32 position = plan.first; position < plan.tiles; position += plan.step) {
+      const u32 tile = plan.tile(position);
+      const i32 row = plan.row(tile), column = plan.column(tile);
+      u32 ahead = 0;
+      trace.begin();
+      if (map == nullptr) {
+        ahead = count < (u32)Tile::kStages ? count : (u32)Tile::kStages;
+        for (u32 i = 0; leads && i < ahead; ++i) load_weight(i, plan.first_k() + i, column);
+        const u32 since_ns = trace.now();
+        map = await_rows();
+        trace.waited(since_ns);
+      }
+      for (u32 i = 0; leads && i < count; ++i) {
+        const u32 k_block = plan.first_k() + i;
+        if (i >= ahead) {
+          wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole, trace);
+          load_weight(ring.stage, k_block, column);
+        }
+        tensor_load(memory.a(ring.stage), map, memory.stage_full(ring.stage), k_block * kBlockK, row);
+        ring.advance();
+      }
+      trace.end(kTraceLoad, args.rank, tile);
+    }
+  }
+};
+
+/// Entry role: the launch does not end before every peer has entered it.
+template <class Op>
+MK_DEVICE void few_rows_entry_role(const LaunchArguments& args, const SharedMemory<typename Op::Tile>& memory) {
+  const u32 epoch = enter_gather<Op>(args, memory);
+  RollCall<Op> roll(args, epoch);
+  while (!roll.finished()) {
+    if (!meet_peer<Op::kOperator>(args, epoch, WaitSite{kEntry, roll.peer(), 0})) return;
+    roll.step();
+  }
+}
+
+/// The whole kernel.
+template <class Op>
+MK_DEVICE void run_stream_gather_block(const LaunchArguments& args, const GatherArguments& gather) {
+  using Tile = typename Op::Tile;
+  extern __shared__ __align__(1024) u8 dynamic_shared[];
+  const SharedMemory<Tile> memory{(shared_address(dynamic_shared) + 1023) & ~1023u};
+  Trace trace(args, kComputeLane, threadIdx.x == 0);
+  trace.begin();
+  init_barriers(memory);
+  __syncthreads();
+  if constexpr (Tile::kSplit > 1) cluster_arrive();  // who sends to others waits for them: Exchange::begin
+  const StreamPlan<Tile> plan(args, false);
+  const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
+  if (group == kMathGroups) {
+    decrease_registers<kStreamHelperRegisters>();
+    if (warp == 0) FewRowsLoader<Op>(args, gather, memory, plan).run();
+    if (warp == 3 && threadIdx.x % 32 == 0) few_rows_entry_role<Op>(args, memory);
+    __syncwarp();
+  } else {
+    increase_registers<kStreamMathRegisters>();
+    RowCopy<Op>{args, gather, memory, {args, gather, 0}}.run();
+    StreamCompute<Op>(args, memory, plan, group).run();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) leave_launch(args, load_shared(memory.epoch()));
+  if constexpr (kTrace) trace.end(kTraceBlock, args.rank, load_shared(memory.epoch()));
+}
+
+template <class Tile_, class Element_, bool kHasBias_>
+struct StreamAllGatherGemm {
+  using Tile = Tile_;
+  using Element = Element_;
+  static constexpr OperatorId kOperator = kAllGatherGemm;
+  static constexpr bool kReduces = false, kScatters = false, kHasBias = kHasBias_;
+  static constexpr Activation kActivation = Activation::kNone;
+};
+
+}  // namespace mk
