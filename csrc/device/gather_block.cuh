@@ -101,40 +101,6 @@ struct ImageLoader {
   }
 };
 
-/// Store role of both math groups: panel by panel as they fill them.
-template <class Op>
-MK_DEVICE void store_both_role(const LaunchArguments& args, const GatherArguments& gather,
-                               const SharedMemory<typename Op::Tile>& memory, const GatherSchedule& schedule) {
-  using Tile = typename Op::Tile;
-  constexpr int kAll = kMathGroups * Tile::kPanels, kLag = kAll < 4 ? 1 : 3;  // stores under way
-  Trace trace(args, kStoreLane);
-  u32 tiles = 0;
-  const auto free = [&](int at) { mbarrier_arrive(memory.panel_empty(at % kMathGroups, at / kMathGroups)); };
-  for (u32 position = schedule.first(); position < schedule.positions(); position = schedule.next(position)) {
-    const GatherPlace place = schedule.template place<Tile>(gather, position);
-#pragma unroll 1
-    for (int at = 0; at < kAll; ++at) {
-      const int group = at % kMathGroups, index = at / kMathGroups;
-      const i32 x = place.column + (Tile::kSplitsRows ? 0 : group * Tile::kGroupN) + index * Tile::kPanelN;
-      const i32 y = place.out_row + (Tile::kSplitsRows ? group * 64 : 0);
-      wait_phase(args, memory.panel_full(group, index), tiles & 1, kStoreRole, trace);
-      if (at == 0) trace.begin();
-      tensor_store(&gather.out[place.weight], memory.panel(group, index), x, y, place.run);
-      bulk_commit();
-      if (at >= kLag) {
-        bulk_wait_read<kLag>();
-        free(at - kLag);
-      }
-    }
-    bulk_wait_read<0>();
-#pragma unroll 1
-    for (int at = kAll - kLag; at < kAll; ++at) free(at);
-    trace.end(kTraceStore, place.owner, position);
-    ++tiles;
-  }
-  bulk_wait<0>();
-}
-
 /// One thread of each block: the epoch of the launch, for all of its threads.
 template <class Op>
 MK_DEVICE u32 enter_gather(const LaunchArguments& args, const SharedMemory<typename Op::Tile>& memory) {
@@ -184,8 +150,7 @@ MK_DEVICE void run_image_block(const LaunchArguments& args, const GatherArgument
   if (group == kMathGroups) {
     decrease_registers<kHelperRegisters>();
     if (warp == 0) ImageLoader<Op>(args, gather, memory).run(schedule);
-    if (first_lane && warp == 1) store_both_role<Op>(args, gather, memory, schedule);
-    if (first_lane && warp == 2) announce_role<Op>(args, gather, memory);
+    if (first_lane && (warp == 1 || warp == 2)) gather_store_role<Op>(args, gather, memory, schedule, warp - 1);
     if (first_lane && warp == 3) carry_role<Op>(args, gather, memory);
     __syncwarp();
   } else {

@@ -1,89 +1,105 @@
 #pragma once
-// All-gather: the threads of every block that move images beside the block's products: one moves, one at a time; one
-// tells of them. So many blocks have one on its way that the link is busy, and none takes an SM from the products.
+// All-gather: the thread of every block that moves images, as many at a time as there is room for, beside the block's
+// products. So many blocks have some on their way that the link is busy, and none takes an SM from the products.
 #include "device/gather_image.cuh"
 
 namespace mk {
 
-/// Which images of this rank's shard are sent: to each peer; to the own workspace, where the peers read them; nothing
-/// where the copy engine sends, but into the gathered tensor, where that is returned.
-template <class Tile>
-struct Sending {
-  const LaunchArguments& args;
-  const ImageWalk walk;
-  const u32 first_step, end;
-
-  MK_DEVICE Sending(const LaunchArguments& args, const GatherArguments& gather)
-      : args(args), walk(ImageWalk::template make<Tile>(args, gather, args.rank)),
-        first_step(gather.pushes == kBlocksPush && gather.order != kTogether ? 1 : 0),
-        end(walk.images * steps(gather)) {}
-
-  MK_DEVICE u32 steps(const GatherArguments& gather) const {
-    if (gather.pushes == kBlocksPush) return args.world - first_step;
-    return gather.pushes == kPeersRead || gather.result != 0 ? 1 : 0;
-  }
-  MK_DEVICE Image image(u32 at) const { return walk.image(at, first_step, args.rank); }
-  MK_DEVICE u32 peer(const Image& image) const {
-    return args.rank >= image.step ? args.rank - image.step : args.rank + args.world - image.step;
-  }
-  MK_DEVICE u32 number(const Image& image) const { return image.row_tile * walk.k_blocks + image.k_block; }
-};
-
-/// Carry role. Where the gathered tensor is returned, images go there, too: the own ones as they are sent, the others'
-/// as they come.
+/// Carry role. What is sent depends on who moves the rows: images to each peer; images to the own workspace, where the
+/// peers read them; nothing where the copy engine sends. Where the gathered tensor is returned, images go there, too:
+/// the own ones as they are sent, the others' as they come.
 template <class Op>
 struct Carrier {
   using Tile = typename Op::Tile;
   const LaunchArguments& args;
   const GatherArguments& gather;
   const SharedMemory<Tile>& memory;
-  const Sending<Tile> sending;
+  const ImageWalk walk;
   const bool returns;
+  const u32 first_step, end;
   u32 parity = 0;
-  Image loading;  ///< what the slot has been asked for
+  u32 asked = 0;  ///< images that the slots have been asked for
   Trace trace;
 
   MK_DEVICE Carrier(const LaunchArguments& args, const GatherArguments& gather, const SharedMemory<Tile>& memory)
-      : args(args), gather(gather), memory(memory), sending(args, gather),
-        returns(gather.result != 0), trace(args, kExtraLane) {
-    if (blockIdx.x < sending.end) load_own(blockIdx.x);
+      : args(args), gather(gather), memory(memory), walk(ImageWalk::template make<Tile>(args, gather, args.rank)),
+        returns(gather.result != 0), first_step(gather.pushes == kBlocksPush && gather.order != kTogether ? 1 : 0),
+        end(walk.images * steps()), trace(args, kExtraLane) {
+    if (blockIdx.x < end) load_own(blockIdx.x);
   }
 
-  MK_DEVICE u32 slot() const { return memory.base + Tile::kSlotOffset; }
+  MK_DEVICE u32 steps() const {
+    if (gather.pushes == kBlocksPush) return args.world - first_step;
+    return gather.pushes == kPeersRead || returns ? 1 : 0;
+  }
+  MK_DEVICE u32 slot(u32 number = 0) const { return memory.base + Tile::kSlotOffset + number * Tile::kImageBytes; }
   MK_DEVICE u32 full() const { return memory.base + Tile::kSlotBarrierOffset; }
   MK_DEVICE void wait_loaded() {
     wait_phase(args, full(), parity, kCopyRole);
     parity ^= 1;
   }
 
+  /// Number `i` of this block's images from `at` on.
+  MK_DEVICE Image own(u32 at, u32 i) const { return walk.image(at + i * gridDim.x, first_step, args.rank); }
+  MK_DEVICE u32 peer(const Image& image) const {
+    return args.rank >= image.step ? args.rank - image.step : args.rank + args.world - image.step;
+  }
+
+  /// From number `at` on. One, where images of the others are taken by turns with own ones.
   MK_DEVICE void load_own(u32 at) {
-    loading = sending.image(at);
-    mbarrier_arrive_expect(full(), Tile::kImageBytes);
-    tensor_load(slot(), &args.a[0], full(), loading.k_block * kBlockK, loading.row);
+    const u32 left = (end - at + gridDim.x - 1) / gridDim.x, most = returns ? 1 : Tile::kSlots;
+    asked = left < most ? left : most;
+    mbarrier_arrive_expect(full(), asked * Tile::kImageBytes);
+#pragma unroll 1
+    for (u32 i = 0; i < asked; ++i) {
+      const Image image = own(at, i);
+      tensor_load(slot(i), &args.a[0], full(), image.k_block * kBlockK, image.row);
+    }
   }
   MK_DEVICE void keep(const Image& image) const {
     tensor_store(&gather.gathered, slot(), image.k_block * kBlockK, image.run_row, image.run);
   }
 
-  /// One image of the own shard, which has been asked for.
-  MK_DEVICE void send(const Images<Tile>& images, u32 next) {
-    const Image image = loading;
-    const u32 peer = sending.peer(image);
+  /// The bulk stores are complete, and this thread, which has waited for them, needs no proxy fence for what they wrote.
+  /// Publishes: these images.
+  MK_DEVICE void publish(const Images<Tile>& images, u32 at, u32 count) const {
+    // pairs-with: image_ready release (carry_role -> gather_role), scope sys
+    fence_acq_rel_sys();
+#pragma unroll 1
+    for (u32 i = 0; i < count; ++i) {
+      const Image image = own(at, i);
+      const u32 index = image.row_tile * walk.k_blocks + image.k_block, only = peer(image);
+      for (u32 to = 0; to < args.world; ++to) {
+        const bool told = gather.pushes == kPeersRead ? to != args.rank : to == only;
+        // Relaxed: the fence above releases.
+        if (told) store_relaxed_sys(images.flag(to, args.rank, index), images.epoch);
+      }
+    }
+  }
+
+  /// Those of the own shard that have been asked for, from number `at` on; `next`: the first one after them.
+  MK_DEVICE void send(const Images<Tile>& images, u32 at, u32 next) {
+    const u32 count = asked;
     trace.begin();
     wait_loaded();
-    if (gather.pushes != kEngineCopies) {
-      const u32 part = image.first * kBlockK * 2;
-      u8* target = images.image(peer, args.rank, image.row_tile, image.k_block);
-      bulk_store(target + part, slot() + part, image.rows * kBlockK * 2);
+#pragma unroll 1
+    for (u32 i = 0; i < count; ++i) {
+      const Image image = own(at, i);
+      if (gather.pushes != kEngineCopies) {
+        const u32 part = image.first * kBlockK * 2;
+        u8* target = images.image(peer(image), args.rank, image.row_tile, image.k_block);
+        bulk_store(target + part, slot(i) + part, image.rows * kBlockK * 2);
+      }
+      if (returns && image.step == first_step && gather.order != kTogether) keep(image);
     }
-    if (returns && image.step == sending.first_step && gather.order != kTogether) keep(image);
     bulk_commit();
     bulk_wait_read<0>();
-    if (!returns && next < sending.end) load_own(next);
+    if (!returns && next < end) load_own(next);
     bulk_wait<0>();
-    // pairs-with: carried release (carry_role -> announce_role), scope cta
-    store_release_shared(memory.sent_count(0), load_shared(memory.sent_count(0)) + 1);
-    trace.end(kTracePush, peer, sending.number(image));
+    const u32 since_ns = trace.now();
+    if (gather.pushes != kEngineCopies) publish(images, at, count);
+    trace.waited(since_ns);
+    trace.end(kTracePush, kSomePeer, at);
   }
 
   /// One image of another rank (kTogether: of all) into the gathered tensor.
@@ -98,7 +114,7 @@ struct Carrier {
     if (gather.pushes == kEngineCopies) {
       mbarrier_arrive_expect(full(), Tile::kImageBytes);
       tensor_load(slot(), &gather.arena[0], full(), image.k_block * kBlockK,
-                  arrivals.images.slot(args.rank, source) * sending.walk.shard_rows + image.row);
+                  arrivals.images.slot(args.rank, source) * walk.shard_rows + image.row);
     } else {
       const u32 bytes = image.rows * kBlockK * 2;
       mbarrier_arrive_expect(full(), bytes);
@@ -108,7 +124,7 @@ struct Carrier {
     keep(image);
     bulk_commit();
     bulk_wait_read<0>();
-    trace.end(kTraceCopy, source, sending.number(image));
+    trace.end(kTraceCopy, source, image.row_tile * walk.k_blocks + image.k_block);
   }
 
   MK_DEVICE void run(u32 epoch) {
@@ -116,15 +132,14 @@ struct Carrier {
     arrivals.enter(epoch);
     const ImageWalk whole = ImageWalk::template make<Tile>(args, gather, args.rank, gather.order == kTogether);
     const u32 come = !returns ? 0 : whole.images * (gather.order == kTogether ? 1 : args.world - 1);
-    const u32 end = sending.end;
     u32 received = blockIdx.x;
-    for (u32 at = blockIdx.x; at < end || received < come; at += gridDim.x) {
+    for (u32 at = blockIdx.x, next; at < end || received < come; at = next) {
       if (epoch == 0) {  // the launch must not run: what was asked for must come before the block ends
         if (at < end) wait_loaded();
         return;
       }
-      const u32 next = at + gridDim.x;
-      if (at < end) send(arrivals.images, next);
+      next = at + (at < end ? asked : 1) * gridDim.x;
+      if (at < end) send(arrivals.images, at, next);
       // The peers send theirs in the same order, kTogether those to themselves first: what waits is sent by then.
       if (received < come && (at >= end || (received < at && gather.order != kTogether))) {
         if (arrivals.given_up && at >= end) break;
@@ -136,52 +151,5 @@ struct Carrier {
     bulk_wait<0>();
   }
 };
-
-/// Images of this block that have been carried: more than `told`. Sleeps between looks: a warp that spins takes turns
-/// from math warps.
-MK_DEVICE u32 await_carried(const LaunchArguments& args, u32 count, u32 told) {
-  u64 start_ns = 0;
-  while (true) {
-    // pairs-with: carried acquire (carry_role -> announce_role), scope cta
-    const u32 carried = load_acquire_shared(count);
-    if (carried > told) return carried;
-    const u64 now_ns = global_timer_ns();
-    if (start_ns == 0) start_ns = now_ns;
-    if (now_ns - start_ns > stall_limit_ns(args)) trap_stalled(args, kSignalRole, told);
-    __nanosleep(64);
-  }
-}
-
-/// Announce role: tells of images that have been carried. Its fence waits for all bytes that the GPU has on the link,
-/// and the next image goes meanwhile; one fence serves all that have been carried before it.
-template <class Op>
-MK_DEVICE void announce_role(const LaunchArguments& args, const GatherArguments& gather,
-                             const SharedMemory<typename Op::Tile>& memory) {
-  wait_phase(args, memory.entered(), 0, kSignalRole);
-  const Images<typename Op::Tile> images{args, gather, load_shared(memory.epoch())};
-  if (images.epoch == 0 || gather.pushes == kEngineCopies) return;  // nothing is sent, or nothing for others
-  const Sending<typename Op::Tile> sending(args, gather);
-  Trace trace(args, kSignalLane);
-  u32 told = 0, fenced = 0;
-  for (u32 at = blockIdx.x; at < sending.end; at += gridDim.x, ++told) {
-    const Image image = sending.image(at);
-    const u32 peer = sending.peer(image);
-    if (fenced <= told) {
-      fenced = await_carried(args, memory.sent_count(0), told);
-      trace.begin();
-      fence_proxy_async();
-      // The bulk stores are complete: the carrying thread waited. Publishes: all images that it has counted.
-      // pairs-with: image_ready release (announce_role -> gather_role), scope sys
-      fence_acq_rel_sys();
-      trace.waited(trace.start_ns);
-      trace.end(kTraceSignal, peer, sending.number(image));
-    }
-    for (u32 to = 0; to < args.world; ++to) {
-      const bool concerned = gather.pushes == kPeersRead ? to != args.rank : to == peer;
-      // Relaxed: the fence above releases.
-      if (concerned) store_relaxed_sys(images.flag(to, args.rank, sending.number(image)), images.epoch);
-    }
-  }
-}
 
 }  // namespace mk

@@ -5,13 +5,15 @@
 
 namespace mk {
 
-/// A tile's shared memory and, behind it, room for the image that a block moves.
+/// A tile's shared memory and, behind it, room for images that a block moves: one, or what else of an SM's is free.
 template <class Base>
 struct ImageTile : Base {
   static constexpr u32 kImageBytes = Base::kBytesA;
   static constexpr u32 kSlotOffset = (Base::kSharedBytes - 1024 + 1023) / 1024 * 1024;  ///< aligned as swizzles want it
-  static constexpr u32 kSlotBarrierOffset = kSlotOffset + kImageBytes;
-  static constexpr int kSharedBytes = Base::kSharedBytes + 1024 + kImageBytes + 16;
+  static constexpr u32 kFree = (232448 - (Base::kSharedBytes + 1024 + 16)) / kImageBytes;
+  static constexpr u32 kSlots = kFree < 4 ? kFree : 4;
+  static constexpr u32 kSlotBarrierOffset = kSlotOffset + kSlots * kImageBytes;
+  static constexpr int kSharedBytes = Base::kSharedBytes + 1024 + kSlots * kImageBytes + 16;
   static_assert(1024 + kSlotBarrierOffset + 8 <= kSharedBytes && kSharedBytes <= 232448, "shared memory of one SM");
   static_assert(kImageK == kBlockK, "an image fills a stage's rows");
 };
@@ -73,7 +75,7 @@ struct ImageArrivals {
   MK_DEVICE u32 here(u32 source, u32 index, u32 count) const {
     const u32 lane = kLanes == 1 ? 0 : threadIdx.x % 32;
     const u32 at = images.gather.pushes == kEngineCopies ? index : index + (lane < count ? lane : count - 1);
-    // pairs-with: image_ready acquire (announce_role -> gather_role), scope sys
+    // pairs-with: image_ready acquire (carry_role -> gather_role), scope sys
     const bool mine = reached(load_acquire_sys(images.flag(images.args.rank, source, at)), images.epoch);
     if constexpr (kLanes == 1) return mine;
     const u32 missing = ~__ballot_sync(~0u, mine);
@@ -90,7 +92,7 @@ struct ImageArrivals {
     while (!given_up && (number = here(source, index, count)) == 0) {
       const u32* flag = images.flag(images.args.rank, source, index);
       const WaitSite site{kLoadRole, source, row_tile};
-      // pairs-with: image_ready acquire (announce_role -> gather_role), scope sys
+      // pairs-with: image_ready acquire (carry_role -> gather_role), scope sys
       given_up = !all(wait_until<Op::kOperator>(images.args, flag, images.epoch, site));
     }
     return given_up ? count : number;

@@ -26,6 +26,7 @@ _ELEMENTS = {"bfloat16": "Bf16", "float16": "Fp16"}
 _ACTIVATIONS = {"none": "kNone", "relu": "kRelu", "gelu_tanh": "kGeluTanh", "gelu_erf": "kGeluErf", "silu": "kSilu"}
 #: Besides the image that a block moves. Source: ImageTile in csrc/device/gather_image.cuh.
 _GATHER_SHARED_BYTES = 1040
+_MOST_IMAGE_SLOTS = 4
 _OPERATORS = {
     "gemm": "Gemm", "gemm_reduce_scatter": "GemmReduceScatter", "gemm_all_reduce": "GemmAllReduce",
     "all_gather_gemm": "AllGatherGemm",
@@ -150,9 +151,18 @@ class KernelConfig:
         spare_bytes = 2 * 64 * self.panel_n * 2 if self.broadcast == "staged" else 0
         copy_barriers = 2 + 2 * self.num_panels if self.broadcast == "staged" else 0
         barriers = 3 * 2 * self.num_panels + copy_barriers + 1
-        image_bytes = self.block_m * BLOCK_K * 2
-        gather_bytes = _GATHER_SHARED_BYTES + image_bytes if self._moves_images else 0
+        gather_bytes = _GATHER_SHARED_BYTES + self._image_bytes if self._moves_images else 0
         return 1024 + self.tile_bytes + spare_bytes + barriers * 8 + 16 + gather_bytes
+
+    @property
+    def _image_bytes(self) -> int:
+        return self.block_m * BLOCK_K * 2
+
+    @property
+    def image_slots(self) -> int:
+        """Images of a gather that a block moves at once: one, and what else there is room for."""
+        free_bytes = _SHARED_LIMIT_BYTES - self._fixed_shared_bytes() - self.stages * self._stage_bytes()
+        return min(_MOST_IMAGE_SLOTS, 1 + free_bytes // self._image_bytes)
 
     def _stage_bytes(self) -> int:
         operands, barriers, note = (self.block_m + self.block_n) * BLOCK_K * 2, 16, 8
@@ -168,7 +178,8 @@ class KernelConfig:
     @cached_property
     def shared_bytes(self) -> int:
         """Dynamic shared memory; the compiled source asserts the same number."""
-        return self._fixed_shared_bytes() + self.stages * self._stage_bytes()
+        more_images_bytes = (self.image_slots - 1) * self._image_bytes if self._moves_images else 0
+        return self._fixed_shared_bytes() + self.stages * self._stage_bytes() + more_images_bytes
 
     @cached_property
     def name(self) -> str:

@@ -28,12 +28,11 @@ NO_ARRIVALS = (
     "    return count;\n",
 )
 
-#: Its images count as carried a while before they are.
+#: Its images are told of a while before they are sent.
 NO_CARRIED = (
     "device/gather_carry.cuh",
-    "    trace.begin();\n    wait_loaded();\n    if (gather",
-    "    store_release_shared(memory.sent_count(0), load_shared(memory.sent_count(0)) + 1);\n    __nanosleep(200000);\n"
-    "    wait_loaded();\n    if (gather",
+    "    trace.begin();\n    wait_loaded();\n#pragma",
+    "    publish(images, at, count);\n    __nanosleep(200000);\n    wait_loaded();\n#pragma",
 )
 
 #: Chunks that come over the network are read as they are.

@@ -2,9 +2,8 @@
 // All-gather + GEMMs: out[i] = gathered @ weight[i] + bias[i], for up to four weights; and the gathered tensor.
 //
 // role      waits for                  signals                 touches
-// carry     loaded images; image_ready  entered, carried       the shard; workspaces of the peers, or the own one;
+// carry     loaded images; image_ready  entered, image_ready   the shard; workspaces of the peers, or the own one;
 //           where rows are returned                            the gathered tensor
-// announce  entered, carried            image_ready             flags
 // load      image_ready, empty stages   full stages            the shard or a workspace, weight
 // compute   full stages, empty panels   empty stages, full     bias
 //                                       panels
