@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+# Captures that may be under way at once; events are kept for so many.
+_MAX_CAPTURES = 16
+
 
 class StreamOperations(Protocol):
     """What the chain asks of the driver. Streams and events are raw handles."""
@@ -45,9 +48,8 @@ class LaunchChain:
         self._eager: _Link | None = None
         #: False as long as eager launches need no `leave`.
         self.has_events = False
-        self._captured: tuple[int, _Link] | None = None
-        # Of all captures in turn: a wait for it is part of the graph that it was recorded in.
-        self._event_of_captures: int | None = None
+        # By capture, the newest ones: several threads may capture at once.
+        self._captured: dict[int, _Link] = {}
 
     def enter(self, stream: int) -> int:
         """Before a launch: the stream waits for the last one. Returns the capture that the launch is part of, or 0."""
@@ -69,14 +71,15 @@ class LaunchChain:
         if link is None:
             if not capture:
                 return
-            if self._event_of_captures is None:
-                self._event_of_captures = self._streams.create_event()
-            link = _Link(self._event_of_captures, stream)
-            self._captured = (capture, link)
+            link = self._captured[capture] = _Link(self._event_of_a_capture(), stream)
         self._streams.record_event(link.event, stream)
         link.stream = stream
 
     def _last(self, capture: int) -> _Link | None:
-        if self._captured is not None and self._captured[0] == capture:
-            return self._captured[1]
-        return None
+        return self._captured.get(capture)
+
+    def _event_of_a_capture(self) -> int:
+        """A new one, or that of a capture of long ago: waits for it are part of the graph that it was recorded in."""
+        if len(self._captured) < _MAX_CAPTURES:
+            return self._streams.create_event()
+        return self._captured.pop(next(iter(self._captured))).event

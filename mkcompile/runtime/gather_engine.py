@@ -17,11 +17,10 @@ from mkcompile.runtime.gather_abi import COLUMNS
 from mkcompile.runtime.gather_launch import ELEMENT_BYTES, GatherSchedule, GatherSize
 from mkcompile.runtime.kernel import ARCHITECTURE
 from mkcompile.runtime.kernel_cache import compiled
+from mkcompile.runtime.side_stream import SideStream, SideStreams
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
 _FLAG_BYTES = 4
-_HIGHEST_PRIORITY = -5
-_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 # So few registers that a block fits beside those of a library's GEMM, which take all but 1024 of an SM.
 _OPTIONS = (f"--gpu-architecture={ARCHITECTURE}", "-std=c++20", "--ptxas-options=-v", "--no-cache", "--maxrregcount=32")
 _ENTRY_POINTS = ("mk_gate", "mk_open", "mk_arrivals", "mk_audit")
@@ -52,31 +51,21 @@ def engine_cubin() -> nvrtc.Cubin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDevice:
-    """One device: the kernels, the stream of the transfers, and the events where it parts from a caller's stream and
-    where that waits for it.
-    """
+    """One device: the kernels, and the streams of the transfers."""
 
     gate: ctypes.c_void_p
     open: ctypes.c_void_p
     arrivals: ctypes.c_void_p
     audit: ctypes.c_void_p
-    stream: int
-    streams: StreamOperations
-    begun: int
-    ended: int
+    sides: SideStreams
 
     @staticmethod
     def on(device_idx: int, streams: StreamOperations) -> EngineDevice:
         """Not while a graph is captured. Raises: DriverError, CompileError."""
         functions = [driver.load_function(engine_cubin().image, name, 0, device_idx) for name in _ENTRY_POINTS]
-        stream = ctypes.c_void_p()
-        with driver.PrimaryContext(device_idx):
-            code = driver.library().cuStreamCreateWithPriority(ctypes.byref(stream), _NON_BLOCKING, _HIGHEST_PRIORITY)
-        driver.check("cuStreamCreateWithPriority", code)
-        assert stream.value is not None
         return EngineDevice(
-            gate=functions[0], open=functions[1], arrivals=functions[2], audit=functions[3], stream=stream.value,
-            streams=streams, begun=streams.create_event(), ended=streams.create_event(),
+            gate=functions[0], open=functions[1], arrivals=functions[2], audit=functions[3],
+            sides=SideStreams.on(device_idx, streams),
         )  # fmt: skip
 
 
@@ -140,6 +129,7 @@ class PreparedTransfers:
         self._config = driver.LaunchConfig(grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0, num_attributes=0)
         self._words = (ctypes.c_uint32 * 3)()
         self._opened = False
+        self._side: SideStream | None = None
         addresses = [ctypes.addressof(block) for block in arguments]
         addresses += [ctypes.addressof(self._words) + 4 * i for i in range(3)]
         self._parameters = (ctypes.c_void_p * 5)(*addresses)
@@ -158,16 +148,15 @@ class PreparedTransfers:
 
     def start(self, stream: int) -> None:
         """Enqueue gate and transfers, beside what `stream` is given next. Raises: DriverError."""
-        device, copy = self._device, driver.library().cuMemcpyAsync
-        device.streams.record_event(device.begun, stream)
-        device.streams.wait_event(device.stream, device.begun)
-        self._launch(device.gate, device.stream)
-        side = ctypes.c_void_p(device.stream)
+        sides, copy = self._device.sides, driver.library().cuMemcpyAsync
+        self._side = side = sides.part(stream)
+        self._launch(self._device.gate, side.handle)
+        handle = ctypes.c_void_p(side.handle)
         for target, source, num_bytes in self._copies:
-            code = copy(target, source, num_bytes, side)
+            code = copy(target, source, num_bytes, handle)
             if code:
                 driver.check(f"cuMemcpyAsync({num_bytes.value} bytes)", code)
-        device.streams.record_event(device.ended, device.stream)
+        sides.end(side)
 
     def await_rows(self, stream: int, source: int, group: int, last: bool) -> None:
         """What follows on the stream finds the groups up to `group` of a rank; at last the launch is left."""
@@ -178,4 +167,5 @@ class PreparedTransfers:
         """After the last product. What follows on the stream may write the shard."""
         if self._opened:  # a fused kernel looks by itself
             self._launch(self._device.audit, stream)
-        self._device.streams.wait_event(stream, self._device.ended)
+        assert self._side is not None, "not started"
+        self._device.sides.join(self._side, stream)

@@ -28,6 +28,7 @@ from mkcompile.runtime.identity import LaunchIdentity
 from mkcompile.runtime.kernel import OPTIONS, LoadedKernel, PeerTable
 from mkcompile.runtime.kernel_cache import compiled
 from mkcompile.runtime.kernel_config import BLOCK_K, GATHER_TILES, NUM_THREADS, KernelConfig
+from mkcompile.runtime.side_stream import SideStreams
 
 _HIGHEST_PRIORITY, _NON_BLOCKING = -5, 1
 _RASTER_GROUP = 4
@@ -63,27 +64,16 @@ def mover_cubin() -> nvrtc.Cubin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoverDevice:
-    """One device: the mover, its stream, and the events where that parts from a caller's stream and is waited for."""
+    """One device: the mover and its streams."""
 
     function: ctypes.c_void_p
-    stream: int
-    streams: StreamOperations
-    begun: int
-    ended: int
+    sides: SideStreams
 
     @staticmethod
     def on(device_idx: int, streams: StreamOperations) -> MoverDevice:
         """Not while a graph is captured. Raises: DriverError, CompileError."""
         function = driver.load_function(mover_cubin().image, "mk_mover", 0, device_idx)
-        stream = ctypes.c_void_p()
-        with driver.PrimaryContext(device_idx):
-            code = driver.library().cuStreamCreateWithPriority(ctypes.byref(stream), _NON_BLOCKING, _HIGHEST_PRIORITY)
-        driver.check("cuStreamCreateWithPriority", code)
-        assert stream.value is not None
-        return MoverDevice(
-            function=function, stream=stream.value, streams=streams, begun=streams.create_event(),
-            ended=streams.create_event(),
-        )  # fmt: skip
+        return MoverDevice(function=function, sides=SideStreams.on(device_idx, streams))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +207,6 @@ class PreparedNetworkGather:
         self._move = driver.LaunchConfig(
             grid=(mover.blocks, 1, 1), block=(mover.threads, 1, 1), shared_bytes=0, num_attributes=0
         )
-        self._move.stream = device.stream
 
     def run(self, stream: int, captured: bool = False) -> None:
         """Enqueue both on a stream of the kernel's device, which must be current; `captured`: into a graph.
@@ -227,13 +216,13 @@ class PreparedNetworkGather:
         self._packed.is_captured = captured
         self._multiply.stream = stream
         device, launch = self._device, driver.library().cuLaunchKernelEx
-        device.streams.record_event(device.begun, stream)
-        device.streams.wait_event(device.stream, device.begun)
+        side = device.sides.part(stream)
+        self._move.stream = side.handle
         code = launch(ctypes.byref(self._move), device.function, self._parameters, None)
         if code:
             driver.check(f"cuLaunchKernelEx(network_gather_mover, grid {self._move.grid[0]})", code)
         code = launch(ctypes.byref(self._multiply), self._kernel.function, self._parameters, None)
         if code:
             driver.check(f"cuLaunchKernelEx({self._kernel.config.name}, grid {self._multiply.grid[0]})", code)
-        device.streams.record_event(device.ended, device.stream)
-        device.streams.wait_event(stream, device.ended)
+        device.sides.end(side)
+        device.sides.join(side, stream)

@@ -95,8 +95,8 @@ def reduce_overhead(pair: Pair) -> dict[str, Any]:
 
 
 def capture_without_warm_up(pair: Pair) -> dict[str, Any]:
-    """A typed error that says what to do; afterwards the same call works."""
-    product = Product(operator="gemm_all_reduce", rows=16384, n=16384, k=64, seed=3)
+    """A typed error that says what to do; afterwards the same call works. No other case has loaded its kernel."""
+    product = Product(operator="gemm_all_reduce", rows=16384, n=16384, k=64, seed=3, dtype=torch.float16)
     operands = product.inputs(pair, pair.rank)
     text = ""
     try:

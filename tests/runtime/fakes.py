@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
@@ -26,15 +27,19 @@ from mkcompile.runtime.network_gather import MoverDevice
 from mkcompile.runtime.network_layout import NetworkShape, NetworkTable
 from mkcompile.runtime.network_link import GroupNetwork, NetworkLink
 from mkcompile.runtime.probe import Survey
+from mkcompile.runtime.side_stream import SideStreams
 from mkcompile.runtime.symmetric import SymmetricBuffer
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
 
 @dataclass
 class FakeStreams:
-    """Streams whose operations are a list of texts; `capturing` is the capture that all streams are part of."""
+    """Streams whose operations are a list of texts; `capturing` is the capture that all streams are part of which
+    `captures` does not name.
+    """
 
     capturing: int = 0
+    captures: dict[int, int] = field(default_factory=dict)
     events: int = 0
     log: list[str] = field(default_factory=list)
 
@@ -49,7 +54,7 @@ class FakeStreams:
         self.log.append(f"{stream} waits {event}")
 
     def capture_id(self, stream: int) -> int:
-        return self.capturing
+        return self.captures.get(stream, self.capturing)
 
 
 @dataclass
@@ -192,10 +197,11 @@ class FakePlatform:
 
     def engine(self, device: torch.device, streams: Any) -> EngineDevice:
         one = ctypes.c_void_p(1)
-        return EngineDevice(gate=one, open=one, arrivals=one, audit=one, stream=99, streams=streams, begun=1, ended=2)
+        sides = SideStreams(streams, create=count(99).__next__)
+        return EngineDevice(gate=one, open=one, arrivals=one, audit=one, sides=sides)
 
     def mover(self, device: torch.device, streams: Any) -> MoverDevice:
-        return MoverDevice(function=ctypes.c_void_p(1), stream=98, streams=streams, begun=3, ended=4)
+        return MoverDevice(function=ctypes.c_void_p(1), sides=SideStreams(streams, create=count(90).__next__))
 
     def report(self, slot: int, **words: int) -> None:
         """As a kernel would: the code is written last."""

@@ -119,6 +119,25 @@ def test_copy_engine_sends_rows_then_flags(
     assert log.index("record 1 on 7") < log.index("99 waits 1") < log.index("record 2 on 99") < log.index("7 waits 2")
 
 
+def test_captures_of_two_threads_have_a_side_stream_each(
+    launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "_tactics", engine_only())
+    streams, call = platform.fake_streams, gather(4096, 1024)
+    launcher(call)
+    beside = []
+    for stream, capture in ((8, 41), (18, 42), (8, 41), (9, 43)):
+        if capture == 43:  # the others have ended
+            streams.captures.clear()
+        platform.stream, streams.captures[stream] = stream, capture
+        streams.log.clear()
+        launcher(call)
+        (side,) = {line.split()[0] for line in streams.log if " waits " in line} - {str(stream)}
+        streams.captures[int(side)] = capture
+        beside.append(side)
+    assert beside == ["100", "101", "100", "100"], "99 is that of eager launches"
+
+
 def test_transfers_of_a_launch_that_was_given_up_have_their_area_to_themselves(
     launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

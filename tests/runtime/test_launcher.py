@@ -239,7 +239,18 @@ def test_a_capture_is_a_chain_of_its_own(launcher: Launcher, platform: FakePlatf
     platform.stream, streams.capturing = 8, 42
     launcher(all_reduce())
     assert streams.log == [
-        "record 1 on 8", "9 waits 1", "record 1 on 9", "record 2 on 7", "9 waits 2", "record 2 on 9", "record 1 on 8"
+        "record 1 on 8", "9 waits 1", "record 1 on 9", "record 2 on 7", "9 waits 2", "record 2 on 9", "record 3 on 8"
+    ]  # fmt: skip
+
+
+def test_captures_of_two_threads_are_a_chain_each(launcher: Launcher, platform: FakePlatform) -> None:
+    streams = platform.fake_streams
+    launcher(all_reduce())
+    for stream, capture in ((8, 41), (18, 42), (9, 41), (19, 42)):
+        platform.stream, streams.capturing = stream, capture
+        launcher(all_reduce())
+    assert streams.log == [
+        "record 1 on 8", "record 2 on 18", "9 waits 1", "record 1 on 9", "19 waits 2", "record 2 on 19"
     ]  # fmt: skip
 
 

@@ -26,10 +26,12 @@ from mkcompile.runtime.network_gather import (
     network_group_rows,
 )
 from mkcompile.runtime.network_layout import NetworkShape, NetworkTable
+from mkcompile.runtime.side_stream import SideStreams
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
 from ..gpu.broken_kernels import NO_CHUNK_WAIT, without
+from .fakes import FakeStreams
 from .test_kernels_compile import MAX_REGISTERS, sass
 
 CONFIGS = [
@@ -99,7 +101,7 @@ def launch_of(size: GatherSize = SIZE, arena_bytes: int = 32 << 20, order: int =
 
 def prepare(launch: GatherLaunch, mover: MoverGrid, config: KernelConfig = CONFIGS[2]) -> PreparedNetworkGather:
     kernel = LoadedKernel(config=config, device_idx=0, function=ctypes.c_void_p(1))
-    device = MoverDevice(function=ctypes.c_void_p(2), stream=3, streams=None, begun=4, ended=5)  # type: ignore[arg-type]
+    device = MoverDevice(function=ctypes.c_void_p(2), sides=SideStreams(FakeStreams(), create=lambda: 3))
     return PreparedNetworkGather(kernel, device, launch, mover)
 
 
