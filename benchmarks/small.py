@@ -70,6 +70,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--weight", action="append", metavar="NxK", help="only these N x K")
     parser.add_argument("--sweep", action="store_true", help="every variant of this project's kernels")
     parser.add_argument("--no-eager", action="store_true", help="only inside graphs")
+    parser.add_argument("--alone", action="store_true", help="of the others only cuBLAS's GEMM, for the floor")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no shape after this time")
     parser.add_argument("--world", type=int, default=2)
@@ -177,11 +178,13 @@ def eager_timings(bench: Bench, contenders: Sequence[Contender], right: set[str]
     return found
 
 
-def contenders_of(bench: Bench, op: OperatorName, shape: Shape, rotation: Rotation, sweep: bool) -> list[Contender]:
+def contenders_of(
+    bench: Bench, op: OperatorName, shape: Shape, rotation: Rotation, options: argparse.Namespace
+) -> list[Contender]:
     """cuBLAS first."""
-    variants = swept_variants(op, shape, bench.world) if sweep else chosen_variants(op, shape, bench.world)
+    variants = swept_variants(op, shape, bench.world) if options.sweep else chosen_variants(op, shape, bench.world)
     mine = [ours(name, variant, rotation, bench.arena) for name, variant in variants]
-    return [*others(op, rotation, bench.arena), *mine]
+    return [*others(op, rotation, None if options.alone else bench.arena), *mine]
 
 
 def rows_of(bench: Bench, op: OperatorName, shape: Shape, options: argparse.Namespace) -> Iterator[dict[str, object]]:
@@ -189,7 +192,7 @@ def rows_of(bench: Bench, op: OperatorName, shape: Shape, options: argparse.Name
     rotation = rotation_of(shape, seed=shape.m)
     last = (NUM_CALLS - 1) % len(rotation.weights)
     alone, summed = ([truth_of(op, rotation, at, s) for at in (0, last)] for s in (False, op != "gemm"))
-    taking_part, graphs = contenders_of(bench, op, shape, rotation, options.sweep), {}
+    taking_part, graphs = contenders_of(bench, op, shape, rotation, options), {}
     for contender in taking_part:
         graph = checked_graph(op, contender, rotation, alone if contender.name == "cublas" else summed)
         bench.check()

@@ -96,7 +96,7 @@ def _is_sensible(config: KernelConfig, size: LaunchSize) -> bool:
     waves, tile_n = size.tiles(config) * config.split / num_sms(), config.block_n
     small = config.block_m == 64 and tile_n == 64
     wastes = (config.block_m == 128 and size.m <= 64) or (small and size.m > 128 and size.k >= _SMALL_K)
-    slow = size.m >= 512 and tile_n == 64 and size.k > _SMALL_K
+    slow = size.m >= _MANY_ROWS and config.block_m * tile_n < 128 * 128 and size.k > _SMALL_K
     fits = can_stream(config, size) and 0.4 <= waves <= _MOST_WAVES * config.split
     turns = ((config.block_m, tile_n), config.split) in PING_PONG and size.k >= _LEAST_K * config.split
     return fits and not (wastes or slow or (config.split > 1 and waves > 1 and not turns))
