@@ -146,11 +146,12 @@ class ForeignSettings:
     """What other programs' environment variables say; never set by us.
 
     `multicast_off_by`: the assignment that forbids NVLink multicast, or an empty string. `ranks_per_node`: as torchrun
-    has started them; 0: not known.
+    has started them; 0: not known. `device_queues`: that CUDA has for all streams of a device.
     """
 
     multicast_off_by: str = ""
     ranks_per_node: int = 0
+    device_queues: int = 8
 
 
 def read_foreign_settings(environment: Mapping[str, str]) -> ForeignSettings:
@@ -158,8 +159,11 @@ def read_foreign_settings(environment: Mapping[str, str]) -> ForeignSettings:
     off = (("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NCCL_NVLS_ENABLE", "0"))
     off_by = [f"{name}={text}" for name, text in off if environment.get(name, "").strip() == text]
     per_node = environment.get("LOCAL_WORLD_SIZE", "")
+    queues = environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
     return ForeignSettings(
-        multicast_off_by=off_by[0] if off_by else "", ranks_per_node=int(per_node) if per_node.isdigit() else 0
+        multicast_off_by=off_by[0] if off_by else "",
+        ranks_per_node=int(per_node) if per_node.isdigit() else 0,
+        device_queues=int(queues) if queues.isdigit() else 8,
     )
 
 

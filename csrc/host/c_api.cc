@@ -105,10 +105,10 @@ int mk_proxy_close(MkProxy* proxy, u64 limit_ns, Error* error) {
   return give(failure, error);
 }
 
-int mk_cuda_engine_open(int device, MkCudaEngine** engine, MkHooks* hooks, Error* error) {
+int mk_cuda_engine_open(int device, u32 streams, MkCudaEngine** engine, MkHooks* hooks, Error* error) {
   mk::host::cuda::Driver driver{};
   if (Error failure = mk::host::cuda::load_driver(driver)) return give(failure, error);
-  auto made = mk::host::cuda::Engine::open(driver, device, *error);
+  auto made = mk::host::cuda::Engine::open(driver, device, *error, streams);
   if (!made) return error->number;
   const mk::host::CopyEngine copies = made->copies();
   const mk::host::FlagWriter flags = made->flags();

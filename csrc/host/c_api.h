@@ -65,7 +65,8 @@ MK_EXPORT int mk_proxy_wait_flag(MkProxy* proxy, mk::u32 chunk, mk::u32 epoch, m
 MK_EXPORT int mk_proxy_close(MkProxy* proxy, mk::u64 limit_ns, mk::host::Error* error);
 
 /// Copies and flags for the memory of one CUDA device. It must outlive the proxies that use it, one at a time.
-MK_EXPORT int mk_cuda_engine_open(int device, MkCudaEngine** engine, MkHooks* hooks, mk::host::Error* error);
+MK_EXPORT int mk_cuda_engine_open(int device, mk::u32 streams, MkCudaEngine** engine, MkHooks* hooks,
+                                  mk::host::Error* error);
 MK_EXPORT void mk_cuda_engine_close(MkCudaEngine* engine);
 /// A dma-buf of the allocation with `bytes` at `address`, which the caller closes, and where the address lies in it.
 MK_EXPORT int mk_cuda_export(MkCudaEngine* engine, mk::u64 address, mk::u64 bytes, int* descriptor, mk::u64* offset,

@@ -14,6 +14,9 @@ TCP_GBPS = 3.0
 #: Chosen by themselves, best first: sockets only where they are named, since NCCL may have something better.
 _CHOSEN: tuple[Transport, ...] = ("srd", "rc")
 _EMULATED_LATENCY_US = 5.0
+#: Queues of a GPU with which a proxy's few streams had one of their own; CUDA's most. Source:
+#: docs/decisions/404-queues-of-the-device.md.
+QUEUES_FOR_PROXIES = 32
 
 
 def transport_of_kernels(spans_nodes: bool) -> str:

@@ -14,9 +14,10 @@ from mkcompile.runtime import driver, network_abi
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.network_choice import proxy_config
 from mkcompile.runtime.network_layout import NetworkShape, NetworkTable
+from mkcompile.runtime.node import EMULATED
 from mkcompile.runtime.proxy import Hooks, Local, Proxy, Region, Ring, connect, with_nic
 from mkcompile.runtime.proxy.bootstrap import NIC_TRANSPORTS
-from mkcompile.runtime.proxy.cuda import CudaEngine, cuda_hooks, exported, open_engine
+from mkcompile.runtime.proxy.cuda import MOST_STREAMS, CudaEngine, cuda_hooks, exported, open_engine
 from mkcompile.runtime.symmetric import SymmetricBuffer
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
@@ -110,7 +111,7 @@ class CudaLinks:
             keep=buffer,
         )
         try:
-            engine = open_engine(self.device_idx)
+            engine = open_engine(self.device_idx, MOST_STREAMS if self.transport == EMULATED else 1)
             hooks = self._hooks(engine, buffer, exchange.world_size, pinned)
             reachable = exported(engine, region) if config.transport in NIC_TRANSPORTS else region
             local = Local(region=reachable, hooks=hooks, ring=ring)
@@ -126,7 +127,7 @@ class CudaLinks:
         return NetworkLink(table=table, check=proxy.check, close=lambda: _close(proxy, pinned))
 
     def _hooks(self, engine: CudaEngine, buffer: SymmetricBuffer, world_size: int, pinned: _Pinned) -> Hooks:
-        if self.transport == "emulated":
+        if self.transport == EMULATED:
             return cuda_hooks(engine, buffer.addresses)
         bounce_bytes = world_size * _BOUNCE_BYTES_A_PEER if self.transport == "tcp" else 0
         bounce = pinned.take(bounce_bytes) if bounce_bytes else 0

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from mkcompile.config import settings
+from mkcompile.config import foreign_settings, settings
 from mkcompile.errors import UnsupportedDeviceError
 from mkcompile.plan.disk import load_topology, save_topology
 from mkcompile.plan.placement import Placement
@@ -24,7 +24,7 @@ from mkcompile.plan.topology import GB200, H200, Gpu, Topology, preset
 from mkcompile.runtime import driver, nvrtc, sources
 from mkcompile.runtime.abi import MAX_NODES, MAX_WORLD
 from mkcompile.runtime.exchange import Exchange
-from mkcompile.runtime.network_choice import transport_of_kernels
+from mkcompile.runtime.network_choice import QUEUES_FOR_PROXIES, transport_of_kernels
 from mkcompile.runtime.node import node_name
 
 _LOG = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class DeviceFacts:
     """One rank's device. `reachable`: the devices whose memory it can map, itself included, by uuid.
 
     `obstacle`: why this rank can't run fused kernels; empty if it can. `network`: what carries their data to other
-    nodes; empty: nothing. Units: `arena_bytes` bytes.
+    nodes; empty: nothing. `queues`: of the device, for all of its streams. Units: `arena_bytes` bytes.
     """
 
     host: str
@@ -51,6 +51,7 @@ class DeviceFacts:
     sm_reserve: int
     node: str = ""
     network: str = ""
+    queues: int = 0
 
     def to_json(self) -> str:
         """One line; `from_json` reads it."""
@@ -86,6 +87,7 @@ def device_facts(device: torch.device) -> DeviceFacts:
         sm_reserve=settings().sm_reserve,
         node=node_name(),
         network=transport_of_kernels(dist.is_initialized() and dist.get_world_size() > len(seen)),
+        queues=foreign_settings().device_queues,
     )
 
 
@@ -118,11 +120,12 @@ def obstacle_of_group(facts: Sequence[DeviceFacts], ranks: Sequence[int]) -> str
     if shared:
         users = [str(rank) for rank, one in zip(ranks, facts, strict=True) if one.uuid in shared]
         return f"ranks {', '.join(users)} share a GPU; give each rank its own"
-    return (_obstacle_across(placement, facts[0].network) if across else "") or _unreachable_pairs(facts, ranks)
+    fewest = min(one.queues for one in facts)
+    return (_obstacle_across(placement, facts[0].network, fewest) if across else "") or _unreachable_pairs(facts, ranks)
 
 
-def _obstacle_across(placement: Placement, network: str) -> str:
-    """Why kernels can't join ranks on several nodes."""
+def _obstacle_across(placement: Placement, network: str, queues: int) -> str:
+    """Why kernels can't join ranks on several nodes. `queues`: of the device that has fewest."""
     if not placement.is_even:
         return f"its nodes have different numbers of ranks ({placement})"
     if not placement.is_node_major:
@@ -132,6 +135,11 @@ def _obstacle_across(placement: Placement, network: str) -> str:
     if not network:
         return (
             f"it spans {placement.num_nodes} nodes, and no RDMA network was found; MKCOMPILE_NETWORK=tcp uses sockets"
+        )
+    if network != "rc" and queues < QUEUES_FOR_PROXIES:
+        return (
+            f"the proxy of {network} copies in streams, which must not share a queue of the GPU with kernels: set "
+            f"CUDA_DEVICE_MAX_CONNECTIONS={QUEUES_FOR_PROXIES}, here it is {queues}"
         )
     return ""
 

@@ -19,7 +19,7 @@ from mkcompile.runtime.kernel import PeerTable
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.network_layout import NetworkShape, NetworkTable
 from mkcompile.runtime.proxy import Link, Place, Proxy, ProxyConfig, Region, Ring
-from mkcompile.runtime.proxy.cuda import cuda_hooks, open_engine
+from mkcompile.runtime.proxy.cuda import MOST_STREAMS, cuda_hooks, open_engine
 from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
@@ -148,7 +148,9 @@ class NodeGroup(RankGroup):
                 slots=driver.allocate_mapped(network_abi.COMMAND_BYTES * RING_CAPACITY, device),
             )
             place = Place(rank=rank, ranks=ranks, timeout_s=self.timeout_s)
-            hooks = cuda_hooks(open_engine(device), bases)
+            # of 32 queues a rank takes three: its own, its mover's, and the proxy's
+            streams = MOST_STREAMS if self.devices.count(device) == 1 else 1
+            hooks = cuda_hooks(open_engine(device, streams), bases)
             self.proxies.append(Proxy(place, region, config, hooks, ring))
         for rank, proxy in enumerate(self.proxies):
             for peer in ranks:

@@ -135,6 +135,34 @@ void flags_of_a_round_go_out_together() {
   for (const u32 word : words) CHECK_EQUAL(word, 3u);
 }
 
+void copies_and_flags_can_share_one_stream() {
+  static thread_local u32 made;
+  made = 0;
+  Driver driver = cuda_driver();
+  driver.create_stream = [](void** stream, unsigned flags, int priority) {
+    ++made;
+    return cuda_driver().create_stream(stream, flags, priority);
+  };
+  Error error;
+  const auto engine = cuda::Engine::open(driver, 0, error, 1);
+  CHECK_EQUAL(made, 1u);
+  const CopyEngine copies = engine->copies();
+  const FlagWriter flags = engine->flags();
+  for (u64 i = 0; i < 10; ++i) {
+    u64 from = i + 7, to = 0;
+    u32 word = 0;
+    CHECK_EQUAL(copies.start(copies.context, &to, &from, sizeof to, i), 0);
+    int looks = 0;
+    while (copies.finished(copies.context, i) == 0) CHECK(++looks < 10'000);
+    CHECK_EQUAL(to, i + 7);
+    CHECK_EQUAL(flags.write(flags.context, &word, 3), 0);
+    CHECK_EQUAL(flags.commit(flags.context), 0);
+    CHECK_EQUAL(word, 3u);
+  }
+  CHECK(cuda::Engine::open(driver, 0, error, 5) == nullptr);
+  CHECK_EQUAL(error.number, EINVAL);
+}
+
 void more_copies_than_events_still_finish() {
   Error error;
   const auto engine = cuda::Engine::open(cuda_driver(), 0, error);
@@ -247,6 +275,7 @@ std::vector<Test> cuda_tests() {
           {"cuda/a_copy_that_is_held_back_goes_out_when_it_is_asked_for",
            a_copy_that_is_held_back_goes_out_when_it_is_asked_for},
           {"cuda/flags_of_a_round_go_out_together", flags_of_a_round_go_out_together},
+          {"cuda/copies_and_flags_can_share_one_stream", copies_and_flags_can_share_one_stream},
           {"cuda/more_copies_than_events_still_finish", more_copies_than_events_still_finish},
           {"cuda/flags_wait_for_the_flush_that_the_device_needs", flags_wait_for_the_flush_that_the_device_needs},
           {"cuda/memory_is_exported_with_its_whole_allocation", memory_is_exported_with_its_whole_allocation},

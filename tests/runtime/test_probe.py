@@ -37,6 +37,7 @@ def facts(index: int, **changes: object) -> DeviceFacts:
         obstacle="",
         arena_bytes=1 << 30,
         sm_reserve=4,
+        queues=32,
     )
     return replace(one, **changes)  # type: ignore[arg-type]
 
@@ -95,6 +96,13 @@ def test_ranks_on_several_nodes_need_a_network_and_not_each_others_memory(
 def test_ranks_of_a_node_must_follow_each_other() -> None:
     ranks = [facts(i % 3, uuid=str(i), reachable=tuple("0123"), node="xyxy"[i], network="rc") for i in range(4)]
     assert "must follow each other" in obstacle_of_group(ranks, range(4))
+
+
+@pytest.mark.parametrize(("network", "refused"), [("tcp", True), ("srd", True), ("rc", False)])
+def test_proxies_that_copy_need_queues_of_their_own(network: str, refused: bool) -> None:
+    ranks = [facts(i, node=str(i), network=network, queues=(32, 8)[i]) for i in range(2)]
+    assert ("CUDA_DEVICE_MAX_CONNECTIONS=32, here it is 8" in obstacle_of_group(ranks, RANKS[:2])) is refused
+    assert obstacle_of_group([replace(one, node="") for one in ranks], RANKS[:2]) == "", "one node needs none"
 
 
 def test_transports_that_differ_are_named() -> None:

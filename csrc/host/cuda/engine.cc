@@ -7,9 +7,7 @@ namespace mk::host::cuda {
 namespace {
 
 constexpr unsigned kNonBlocking = 1;    // CU_STREAM_NON_BLOCKING
-// Streams of one priority may share a queue of the device, where one waits for what is at the head of another: a
-// kernel, say, that follows one which waits for these very copies. No kernel is launched at this priority.
-constexpr int kPriority = -3;
+constexpr int kPriority = -3;           // no kernel is launched at it
 constexpr unsigned kNoTiming = 2;       // CU_EVENT_DISABLE_TIMING
 constexpr int kFlushOptions = 117;      // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS
 constexpr int kHostFlushes = 1, kStreamFlushes = 2;  // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST, _MEMOPS
@@ -40,11 +38,15 @@ class Inside {
 
 }  // namespace
 
-Engine::Engine(const Driver& driver, int device)
-    : driver_(driver), device_(device), numbers_(kTokens), marks_(kEvents), pending_(kFlagsARound) {}
+Engine::Engine(const Driver& driver, int device, u32 streams)
+    : driver_(driver), device_(device), num_streams_(streams), numbers_(kTokens), marks_(kEvents), pending_(kFlagsARound) {}
 
-std::unique_ptr<Engine> Engine::open(const Driver& driver, int device, Error& error) {
-  std::unique_ptr<Engine> engine(new Engine(driver, device));
+std::unique_ptr<Engine> Engine::open(const Driver& driver, int device, Error& error, u32 streams) {
+  if (streams == 0 || streams > kStreams) {
+    error = fail({"streams"}, EINVAL, "%u streams, 1 to %u", streams, kStreams);
+    return nullptr;
+  }
+  std::unique_ptr<Engine> engine(new Engine(driver, device, streams));
   error = engine->make();
   return error ? nullptr : std::move(engine);
 }
@@ -60,14 +62,25 @@ Error Engine::make() {
   const Inside inside(driver_, context_);
   if (inside.result() != kSuccess) return refuse("cuCtxPushCurrent", inside.result());
   if (Error error = look_at_order()) return error;
-  for (auto* streams : {&copies_, &flags_}) {
-    for (void*& stream : *streams) {
-      const Result result = driver_.create_stream(&stream, kNonBlocking, kPriority);
-      if (result != kSuccess) return refuse("cuStreamCreateWithPriority", result);
-    }
-  }
+  if (Error error = make_streams()) return error;
   for (Mark& mark : marks_) {
     if (const Result result = driver_.create_event(&mark.event, kNoTiming)) return refuse("cuEventCreate", result);
+  }
+  return {};
+}
+
+Error Engine::make_streams() {
+  for (auto* streams : {&copies_, &flags_}) {
+    for (u32 i = 0; i < kStreams; ++i) {
+      void*& stream = (*streams)[i];
+      if (i >= num_streams_) {
+        stream = (*streams)[i % num_streams_];
+      } else if (streams == &flags_ && num_streams_ == 1) {
+        stream = copies_[0];
+      } else if (const Result result = driver_.create_stream(&stream, kNonBlocking, kPriority)) {
+        return refuse("cuStreamCreateWithPriority", result);
+      }
+    }
   }
   return {};
 }
@@ -122,9 +135,10 @@ void Engine::destroy() noexcept {
     if (mark.event != nullptr) driver_.destroy_event(mark.event);
   }
   for (const auto& streams : {copies_, flags_}) {
-    for (void* stream : streams) {
-      if (stream != nullptr) driver_.destroy_stream(stream);
+    for (u32 i = 0; i < num_streams_; ++i) {
+      if (streams[i] != nullptr) driver_.destroy_stream(streams[i]);
     }
+    if (num_streams_ == 1) break;  // one for both
   }
 }
 

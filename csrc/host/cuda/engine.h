@@ -21,7 +21,10 @@ namespace mk::host::cuda {
 class Engine {
  public:
   /// Null and `error` where the device or the driver can't.
-  static std::unique_ptr<Engine> open(const Driver& driver, int device, Error& error);
+  /// `streams` of each kind; with one, copies and flags share it. The device's queues are few, and a stream in one queue
+  /// with a kernel's waits behind what that kernel waits for: take no more than the bandwidth needs.
+  static std::unique_ptr<Engine> open(const Driver& driver, int device, Error& error, u32 streams = kStreams);
+  static constexpr u32 kStreams = 4;
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -37,7 +40,6 @@ class Engine {
   static constexpr u32 kEvents = 256;
   static constexpr u32 kTokens = 1u << 16;  ///< copies in flight, at most; the proxy's limit is the same
   static constexpr u32 kFlagsARound = 128;  ///< operations that one call takes
-  static constexpr u32 kStreams = 4;
   static constexpr u64 kMergedBytes = 1u << 20;
   static constexpr u64 kMarkedBytes = 512u << 10;
 
@@ -51,8 +53,9 @@ class Engine {
     u64 destination = 0, source = 0, bytes = 0;
   };
 
-  Engine(const Driver& driver, int device);
+  Engine(const Driver& driver, int device, u32 streams);
   Error make();
+  Error make_streams();
   void destroy() noexcept;
   Error refuse(const char* call, Result result) const noexcept;
   Error look_at_order() noexcept;
@@ -70,6 +73,7 @@ class Engine {
 
   const Driver driver_;
   const int device_;
+  const u32 num_streams_;
   void* context_ = nullptr;
   std::array<void*, kStreams> copies_{};
   u32 stream_ = 0;  ///< of the next copy

@@ -32,7 +32,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "mk_proxy_wait_retired": ((_HANDLE, _U64, _U64), ctypes.c_int),
     "mk_proxy_wait_flag": ((_HANDLE, _U32, _U32, _U64, _U32_P), ctypes.c_int),
     "mk_cuda_engine_open": (
-        (ctypes.c_int, ctypes.POINTER(_HANDLE), ctypes.POINTER(abi.CudaHooks), _ERROR_P),
+        (ctypes.c_int, _U32, ctypes.POINTER(_HANDLE), ctypes.POINTER(abi.CudaHooks), _ERROR_P),
         ctypes.c_int,
     ),
     "mk_cuda_engine_close": ((_HANDLE,), None),
