@@ -21,7 +21,14 @@ import torch
 
 from mkcompile.runtime.gather_launch import GatherSize
 from mkcompile.runtime.gather_operation import GatherTensors, Prepared
-from mkcompile.runtime.gather_schedule import GatherChoice, engine_choice, library_choice, push_choice, read_choice
+from mkcompile.runtime.gather_schedule import (
+    GatherChoice,
+    engine_choice,
+    library_choice,
+    pull_choice,
+    push_choice,
+    read_choice,
+)
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.warmup import warm_up
 from tests.gpu.gather_calls import Engines, prepare_rank
@@ -152,6 +159,8 @@ def variants(size: GatherSize, max_grid: int, tiles: Sequence[tuple[int, int]]) 
         for band in sorted({8, choice.schedule.band}):
             pushed = replace(choice, schedule=replace(choice.schedule, band=band))
             found[f"push {tile[0]}x{tile[1]} grid{choice.schedule.grid} band{band}"] = pushed
+        pulled = pull_choice(config, size, max_grid)
+        found[f"pull {tile[0]}x{tile[1]} grid{pulled.schedule.grid}"] = pulled
         for chunks in CHUNKS:
             engine = engine_choice(config, size, max_grid, returned=False)
             rows = ceil(size.shard_rows / chunks / 128) * 128
@@ -212,7 +221,8 @@ def main() -> None:
 def warm_up_variants() -> None:
     """Compile what is swept, in parallel."""
     base = KernelConfig(operator="all_gather_gemm")
-    for _ in warm_up([base.with_tile(*tile) for tile in SMALL_TILES], min(30, os.cpu_count() or 1)):
+    configs = [replace(base.with_tile(*tile), pulls=pulls) for tile in SMALL_TILES for pulls in (False, True)]
+    for _ in warm_up(configs, min(30, os.cpu_count() or 1)):
         pass
 
 

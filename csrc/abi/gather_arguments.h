@@ -19,6 +19,7 @@ enum GatherMover : u32 {
   kEngineCopies = 0,  ///< the copy engine, to `landing` of every peer
   kBlocksPush = 1,    ///< blocks, into the workspaces of the peers
   kPeersRead = 2,     ///< blocks, into the own workspace, from which the peers read them
+  kBlocksPull = 3,    ///< blocks, into the own workspace, from which the peers' blocks fetch them into theirs
 };
 
 /// Shapes: the shard is [segments, segment_rows, k] (of LaunchArguments; kColumns: [m, k]), the gathered tensor

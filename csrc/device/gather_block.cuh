@@ -1,7 +1,7 @@
 #pragma once
 // All-gather + GEMM in one block: how images become operands, and each warp's role.
 #include "device/block.cuh"
-#include "device/gather_carry.cuh"
+#include "device/gather_pull.cuh"
 
 namespace mk {
 
@@ -111,10 +111,10 @@ MK_DEVICE u32 enter_gather(const LaunchArguments& args, const SharedMemory<typen
 }
 
 /// Carry role: enters the launch, moves images, and does not let the launch end before every peer has entered it.
-template <class Op>
+template <class Op, class Mover>
 MK_DEVICE void carry_role(const LaunchArguments& args, const GatherArguments& gather,
                           const SharedMemory<typename Op::Tile>& memory) {
-  Carrier<Op> carrier(args, gather, memory);
+  Mover carrier(args, gather, memory);
   const u32 epoch = enter_gather<Op>(args, memory);
   RollCall<Op> roll(args, epoch);
   carrier.run(epoch);
@@ -151,7 +151,11 @@ MK_DEVICE void run_image_block(const LaunchArguments& args, const GatherArgument
     decrease_registers<kHelperRegisters>();
     if (warp == 0) ImageLoader<Op>(args, gather, memory).run(schedule);
     if (first_lane && (warp == 1 || warp == 2)) gather_store_role<Op>(args, gather, memory, schedule, warp - 1);
-    if (first_lane && warp == 3) carry_role<Op>(args, gather, memory);
+    if constexpr (Op::kPulls) {
+      if (first_lane && warp == 3) carry_role<Op, Puller<Op>>(args, gather, memory);
+    } else {
+      if (first_lane && warp == 3) carry_role<Op, Carrier<Op>>(args, gather, memory);
+    }
     __syncwarp();
   } else {
     increase_registers<kMathRegisters>();

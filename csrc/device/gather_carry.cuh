@@ -60,7 +60,7 @@ struct Carrier {
     tensor_store(&gather.gathered, slot(), image.k_block * kBlockK, image.run_row, image.run);
   }
 
-  /// The bulk stores are complete, and this thread, which has waited for them, needs no proxy fence for what they wrote.
+  /// The bulk stores are complete; this thread, which has waited for them, needs no proxy fence for what they wrote.
   /// Publishes: these images.
   MK_DEVICE void publish(const Images<Tile>& images, u32 at, u32 count) const {
     // pairs-with: image_ready release (carry_role -> gather_role), scope sys

@@ -38,12 +38,22 @@ struct Images {
   /// Where rank `at` reads an image of rank `source`'s rows: in its own workspace, or in that of the source.
   MK_DEVICE u8* image(u32 at, u32 source, u32 row_tile, u32 k_block) const {
     const bool remote = gather.pushes == kPeersRead;
-    const u32 before = gather.order == kTogether || remote ? 0 : slot(at, source) * row_tiles();
+    const u32 laid = gather.pushes == kBlocksPull ? row_tiles() : 0;  // own images come first
+    const u32 before = laid + (gather.order == kTogether || remote ? 0 : slot(at, source) * row_tiles());
     const u64 offset = args.region_offset + (epoch & 1) * args.region_bytes;
     return reinterpret_cast<u8*>(args.workspace[remote ? source : at]) + offset +
            ((u64)(before + row_tile) * k_blocks() + k_block) * Tile::kImageBytes;
   }
-  /// Raised by `source` when an image of its rows can be read by rank `at`; by its copy engine for a group of rows.
+  /// kBlocksPull: where `source` lays an image of its rows ready, and what it tells rank `at` of that.
+  MK_DEVICE u8* laid(u32 source, u32 index) const {
+    return reinterpret_cast<u8*>(args.workspace[source] + args.region_offset + (epoch & 1) * args.region_bytes) +
+           (u64)index * Tile::kImageBytes;
+  }
+  MK_DEVICE u32* laid_flag(u32 at, u32 source, u32 index) const {
+    return Staging<Tile>{args, epoch}.flag(at, kPartialFree, source, index);
+  }
+  /// Raised by `source` when an image of its rows can be read by rank `at`; by its copy engine for a group of rows;
+  /// kBlocksPull: by rank `at` itself.
   MK_DEVICE u32* flag(u32 at, u32 source, u32 index) const {
     return Staging<Tile>{args, epoch}.flag(at, kPartialReady, source, index);
   }
@@ -76,6 +86,7 @@ struct ImageArrivals {
     const u32 lane = kLanes == 1 ? 0 : threadIdx.x % 32;
     const u32 at = images.gather.pushes == kEngineCopies ? index : index + (lane < count ? lane : count - 1);
     // pairs-with: image_ready acquire (carry_role -> gather_role), scope sys
+    // pairs-with: image_fetched acquire (carry_role -> gather_role), scope gpu
     const bool mine = reached(load_acquire_sys(images.flag(images.args.rank, source, at)), images.epoch);
     if constexpr (kLanes == 1) return mine;
     const u32 missing = ~__ballot_sync(~0u, mine);
@@ -93,6 +104,7 @@ struct ImageArrivals {
       const u32* flag = images.flag(images.args.rank, source, index);
       const WaitSite site{kLoadRole, source, row_tile};
       // pairs-with: image_ready acquire (carry_role -> gather_role), scope sys
+      // pairs-with: image_fetched acquire (carry_role -> gather_role), scope gpu
       given_up = !all(wait_until<Op::kOperator>(images.args, flag, images.epoch, site));
     }
     return given_up ? count : number;

@@ -9,7 +9,7 @@
 // load     rows_brought, empty stages   full stages      weight; the own workspace
 //
 // Shards are so small that no block waits for its share of the link: the compute threads copy the own one to all ranks
-// while the first weights are loaded. All blocks are resident, since each waits for parts that all others' blocks bring.
+// while the first weights are loaded. All blocks are resident: each waits for parts that all blocks of others bring.
 #include "device/gather_block.cuh"
 #include "device/stream.cuh"
 

@@ -181,6 +181,7 @@ MK_DEVICE void store_relaxed_sys(u64* word, u64 value) {
 MK_DEVICE void store_release_sys(u64* word, u64 value) {
   asm volatile("st.release.sys.global.b64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
+MK_DEVICE void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 MK_DEVICE void fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 MK_DEVICE u32 add_relaxed_gpu(u32* word, u32 value) {

@@ -12,7 +12,7 @@ CHUNK_BYTES = 16384
 #: How gathered rows lie and come; the number is the device's `GatherOrder`.
 APART, TOGETHER, COLUMNS = range(3)
 #: Who moves them; the number is the device's `GatherMover`.
-ENGINE_COPIES, BLOCKS_PUSH, PEERS_READ = range(3)
+ENGINE_COPIES, BLOCKS_PUSH, PEERS_READ, BLOCKS_PULL = range(4)
 
 
 class GatherArguments(ctypes.Structure):

@@ -12,7 +12,7 @@ from math import ceil
 
 from mkcompile.errors import OperatorInputError, WorkspaceError
 from mkcompile.runtime import abi, driver, gather_abi, tensor_map
-from mkcompile.runtime.gather_abi import APART, BLOCKS_PUSH, COLUMNS, ENGINE_COPIES, PEERS_READ, TOGETHER
+from mkcompile.runtime.gather_abi import APART, BLOCKS_PULL, BLOCKS_PUSH, COLUMNS, ENGINE_COPIES, PEERS_READ, TOGETHER
 from mkcompile.runtime.identity import LaunchIdentity
 from mkcompile.runtime.kernel import LoadedKernel, PeerTable
 from mkcompile.runtime.kernel_config import BLOCK_K, NUM_THREADS, KernelConfig
@@ -87,7 +87,8 @@ class GatherSchedule:
             raise ValueError(f"not a schedule: {self}")
         if self.parts < 0 or (self.parts and (self.order, self.mover) != (TOGETHER, BLOCKS_PUSH)):
             raise ValueError(f"not a schedule: {self}")
-        if self.order not in (APART, TOGETHER, COLUMNS) or self.mover not in (ENGINE_COPIES, BLOCKS_PUSH, PEERS_READ):
+        movers = ENGINE_COPIES, BLOCKS_PUSH, PEERS_READ, BLOCKS_PULL
+        if self.order not in (APART, TOGETHER, COLUMNS) or self.mover not in movers:
             raise ValueError(f"not a schedule: {self}")
 
     @property
@@ -116,6 +117,7 @@ class GatherSchedule:
         if self.parts:
             return size.shard_bytes * size.world
         copies = 1 if self.order == TOGETHER or self.mover == PEERS_READ else size.world - 1
+        copies += self.mover == BLOCKS_PULL  # what lies ready for the peers
         return self.images(size) * copies * self.image_rows * BLOCK_K * ELEMENT_BYTES
 
     def positions(self, config: KernelConfig, size: GatherSize) -> int:
@@ -176,8 +178,10 @@ def _check(config: KernelConfig, launch: GatherLaunch) -> None:
         raise OperatorInputError(f"order {schedule.order} for {size}")
     if schedule.mover != BLOCKS_PUSH and schedule.order == TOGETHER:
         raise OperatorInputError("rows that lie together are pushed by blocks")
-    if schedule.mover == PEERS_READ and launch.result:
+    if schedule.mover in (PEERS_READ, BLOCKS_PULL) and launch.result:
         raise OperatorInputError("rows that peers read in place are not returned")
+    if (schedule.mover == BLOCKS_PULL) != config.pulls:
+        raise OperatorInputError(f"mover {schedule.mover} by {config.name}")
     if bool(schedule.parts) != config.streams:
         raise OperatorInputError(f"{config.name} and {schedule.parts} parts")
     if schedule.parts and (len(size.n) > 1 or launch.result or any(launch.biases) != config.has_bias):

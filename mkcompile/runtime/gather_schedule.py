@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
-from mkcompile.runtime.gather_abi import APART, COLUMNS, ENGINE_COPIES, PEERS_READ, TOGETHER
+from mkcompile.runtime.gather_abi import APART, BLOCKS_PULL, COLUMNS, ENGINE_COPIES, PEERS_READ, TOGETHER
 from mkcompile.runtime.gather_launch import GatherSchedule, GatherSize
 from mkcompile.runtime.kernel_config import BLOCK_K, GATHER_TILES, KernelConfig
 from mkcompile.runtime.stream_schedule import StreamForm, most_clusters, stream_config
 from mkcompile.runtime.tile_schedule import SM_FLOP_PER_US, TILE_START_US, LaunchSize
 
-Variant = Literal["push", "remote_read", "copy_engine", "library", "network", "stream"]
+Variant = Literal["push", "remote_read", "copy_engine", "library", "network", "stream", "pull"]
 #: What all blocks together move to the peers, and what they read there, bytes a microsecond; and what products lose
 #: meanwhile. Source: docs/decisions/307-all-gather.md.
-_PUSH_BYTES_PER_US, _READ_BYTES_PER_US = 182e3, 326e3
+_PUSH_BYTES_PER_US, _READ_BYTES_PER_US, _PULL_BYTES_PER_US = 182e3, 326e3, 300e3
 _BESIDE_MOVING = 0.05
 #: Copy engine: rate, start, and what each chunk and its flag cost.
 _ENGINE_BYTES_PER_US, _ENGINE_START_US, _ENGINE_CHUNK_US = 366e3, 8.0, 6.0
@@ -102,6 +102,17 @@ def push_choice(config: KernelConfig, size: GatherSize, max_grid: int, returned:
     if order == TOGETHER or moving_us > us / 2:  # more blocks move more
         schedule = replace(schedule, grid=max_grid)
     return GatherChoice(variant="push", config=config, schedule=schedule, us=us)
+
+
+def pull_choice(config: KernelConfig, size: GatherSize, max_grid: int) -> GatherChoice:
+    """All blocks fetch the peers' rows beside their products."""
+    config, order = replace(config, pulls=True), COLUMNS if size.columns else APART
+    moving_us = size.shard_bytes * (size.world - 1) / _PULL_BYTES_PER_US
+    schedule = GatherSchedule(grid=max_grid, mover=BLOCKS_PULL, order=order, image_rows=config.block_m)
+    schedule, us = _moved_choice(config, size, max_grid, schedule, moving_us)
+    if moving_us > us / 2:  # more blocks move more
+        schedule = replace(schedule, grid=max_grid)
+    return GatherChoice(variant="pull", config=config, schedule=schedule, us=us)
 
 
 def can_stream_gather(size: GatherSize, form: StreamForm, returned: bool) -> bool:

@@ -61,7 +61,7 @@ class KernelConfig:
     `multicast` to one address behind which all results lie (compiled and inspected only: it has never run). With
     `trace` the kernel writes its timeline (`csrc/abi/trace.h`). `streams` is the form for few rows: one-shot, and each
     tile shared by the `split` blocks of a cluster; its math groups work on a tile together, or in turn (`ping_pong`),
-    or together while two warps send the tile before (`hands_over`).
+    or together while two warps send the tile before (`hands_over`). `pulls`: blocks of a gather fetch rows.
 
     Raises: OperatorInputError for a combination that does not exist.
     """
@@ -81,11 +81,14 @@ class KernelConfig:
     ping_pong: bool = False
     hands_over: bool = False
     network: Network = "none"
+    pulls: bool = False
 
     def __post_init__(self) -> None:
         tiles = STREAM_TILES if self.streams else TILES
         if (self.block_m, self.block_n) not in tiles:
             raise OperatorInputError(f"no tile {self.block_m}x{self.block_n}; tiles: {tiles}")
+        if self.pulls and not self._moves_images:
+            raise OperatorInputError(f"{self.operator} fetches no images")
         if self.operator == "all_gather_gemm" and (self.ping_pong or self.hands_over):
             raise OperatorInputError("gathers of few rows multiply tiles together")
         if self.hands_over and not (self.streams and self.reduces and self.split == 1 and not self.ping_pong):
@@ -190,6 +193,7 @@ class KernelConfig:
         parts += [f"stream{self.split}"] if self.streams else []
         parts += ["pp"] if self.ping_pong else []
         parts += ["ho"] if self.hands_over else []
+        parts += ["pull"] if self.pulls else []
         parts += [self.network] if self.network != "none" else []
         parts += ["trace"] if self.trace else []
         return "_".join(parts)
@@ -201,6 +205,8 @@ class KernelConfig:
             if self.operator != "all_gather_gemm":
                 arguments += f", {_FLAGS[self.network == 'hierarchical']}"
             return f"mk::Network{_OPERATORS[self.operator]}<{arguments}>"
+        if self.operator == "all_gather_gemm" and not self.streams:
+            arguments += f", {_FLAGS[self.pulls]}"
         if self.operator == "gemm":
             arguments += f", mk::Activation::{_ACTIVATIONS[self.activation]}"
         if self.operator == "gemm_all_reduce" and not self.streams:

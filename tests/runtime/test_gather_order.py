@@ -173,6 +173,11 @@ def stuck_threads(
             ]
             moves = carried(size, schedule, rank, block, beside)
             threads += [tiles + moves] if one_thread else [tiles, moves]
+    return left_waiting(threads)
+
+
+def left_waiting(threads: Sequence[Steps]) -> int:
+    """Threads that can never finish."""
     raised: set[Flag] = set()
     done = [0] * len(threads)
     moved = True
@@ -205,3 +210,43 @@ def test_rows_that_lie_together_and_are_taken_before_all_are_sent_get_stuck() ->
     size, schedule = size_of(TOGETHER, 2, 300), GatherSchedule(grid=2, order=TOGETHER)
     assert stuck_threads(size, schedule, (2, 2)) == 0
     assert stuck_threads(size, schedule, (2, 2), beside=True) > 0
+
+
+def fetched(size: GatherSize, schedule: GatherSchedule, rank: int, block: int, slots: int, first: bool) -> Steps:
+    """What the thread of a block that fetches does: own images are laid ready (`first`: before any is fetched), then as
+    many of the others' fetched. What it tells its own GPU is a flag of the images' own source.
+    """
+    own = images_of(size, schedule, rank, first_step=0)
+    come = images_of(size, schedule, rank, first_step=1, steps=size.world - 1)
+    stride, steps = slots * schedule.grid, []
+    for at in range(block, len(come), stride):
+        batch = range(at, at + stride, schedule.grid)
+        ready = [own[i] for i in batch if i < len(own)]
+        laid = [(to, -1 - rank, one.row_tile, one.k_block) for one in ready for to in range(size.world)]
+        wanted = [(come[i], (rank + come[i].step) % size.world) for i in batch if i < len(come)]
+        needs = [(rank, -1 - source, one.row_tile, one.k_block) for one, source in wanted]
+        raised = [(rank, source, one.row_tile, one.k_block) for one, source in wanted]
+        steps += [([], laid), (needs, raised)] if first else [(needs, raised), ([], laid)]
+    return steps
+
+
+def stuck_fetching(size: GatherSize, plan: GatherSchedule, grids: Sequence[int], slots: int, first: bool = True) -> int:
+    """As `stuck_threads`."""
+    threads: list[Steps] = []
+    for rank, grid in enumerate(grids):
+        schedule = GatherSchedule(grid=grid, band=plan.band, order=plan.order)
+        for block in range(grid):
+            places = tiles_of(size, schedule, rank, block)
+            threads.append([(computed(size, schedule, place, rank), []) for place in places])
+            threads.append(fetched(size, schedule, rank, block, slots, first))
+    return left_waiting(threads)
+
+
+@pytest.mark.parametrize("order", [APART, COLUMNS], ids=["apart", "columns"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_nothing_gets_stuck_where_blocks_fetch(order: int, world: int) -> None:
+    size, schedule = size_of(order, world, 600), GatherSchedule(grid=5, order=order)
+    for grids in ((3,) * world, (5,) * world, tuple(3 + rank for rank in range(world))):
+        for slots in (1, 2, 4):
+            assert stuck_fetching(size, schedule, grids, slots) == 0, (grids, slots)
+    assert stuck_fetching(size, schedule, (3,) * world, 2, first=False) > 0

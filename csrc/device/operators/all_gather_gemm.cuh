@@ -15,12 +15,13 @@
 
 namespace mk {
 
-template <class Tile_, class Element_, bool kHasBias_>
+/// `kPulls_`: blocks fetch the peers' images.
+template <class Tile_, class Element_, bool kHasBias_, bool kPulls_>
 struct AllGatherGemm {
   using Tile = Tile_;
   using Element = Element_;
   static constexpr OperatorId kOperator = kAllGatherGemm;
-  static constexpr bool kReduces = false, kHasBias = kHasBias_;
+  static constexpr bool kReduces = false, kHasBias = kHasBias_, kPulls = kPulls_;
   static constexpr Activation kActivation = Activation::kNone;
 };
 
