@@ -6,12 +6,14 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 
 from mkcompile.runtime.proxy import Command, Place, Proxy, ProxyConfig, Region, Ring
 from mkcompile.runtime.proxy.cuda import cuda_hooks, export, exported, open_engine
 
 FLAGS_BYTES, SLOT_BYTES, SLOTS = 4096, 1 << 18, 8
+SLICES_BYTES = 1 << 18  # half for what leaves, half for what comes
 SIZE_BYTES = FLAGS_BYTES + 2 * SLOTS * SLOT_BYTES
 LIMIT_S = 20.0
 
@@ -45,14 +47,20 @@ def test_the_context_of_the_caller_stays_as_it_was() -> None:
     torch.zeros(1, device="cuda")
 
 
-def test_bytes_go_through_the_bounce_buffer_before_their_flags() -> None:
-    """Two ranks on one GPU over sockets; each message is as many bytes as its number says, and checked whole."""
-    memories = [torch.zeros(SIZE_BYTES, dtype=torch.uint8, device="cuda:0") for _ in range(2)]
+@pytest.mark.parametrize("bounces", [True, False])
+def test_bytes_are_in_place_before_their_flags(bounces: bool) -> None:
+    """Two ranks over sockets, on two GPUs where there are two: through a double of the region, and through slices that
+    are smaller than most messages. Messages of random size are checked whole.
+    """
+    devices = [rank % torch.cuda.device_count() for rank in range(2)]
+    memories = [torch.zeros(SIZE_BYTES, dtype=torch.uint8, device=f"cuda:{device}") for device in devices]
+    slices = [torch.zeros(SLICES_BYTES, dtype=torch.uint8).pin_memory() for _ in devices]
     proxies = []
-    for rank, memory in enumerate(memories):
-        config = ProxyConfig(transport="tcp", device="lo", bounces=True)
+    for rank, device in enumerate(devices):
+        config = ProxyConfig(transport="tcp", device="lo", bounces=bounces)
         place = Place(rank=rank, ranks=(0, 1), timeout_s=LIMIT_S)
-        proxies.append(Proxy(place, region_of(memory), config, cuda_hooks(open_engine(0)), Ring()))
+        hooks = cuda_hooks(open_engine(device), bounce_base=slices[rank].data_ptr(), bounce_bytes=SLICES_BYTES)
+        proxies.append(Proxy(place, region_of(memories[rank]), config, hooks, Ring()))
     assert [proxy.registration for proxy in proxies] == ["bounce buffer"] * 2
     for rank, proxy in enumerate(proxies):
         proxy.connect(1 - rank, proxies[1 - rank].endpoint(rank))
@@ -84,8 +92,8 @@ def content(rank: int, slot: int, epoch: int) -> torch.Tensor:
 def send_all(proxy: Proxy, memory: torch.Tensor, peer: int, epoch: int) -> None:
     for slot in range(SLOTS):
         data, at = content(proxy.place.rank, slot, epoch), FLAGS_BYTES + (SLOTS + slot) * SLOT_BYTES
-        memory[at : at + len(data)] = data.cuda()
-        torch.cuda.synchronize()
+        memory[at : at + len(data)] = data.to(memory.device)
+        torch.cuda.synchronize(memory.device)
         target = FLAGS_BYTES + slot * SLOT_BYTES
         command = Command(
             source_offset=at, destination_offset=target, bytes=len(data), peer=peer, chunk=slot, epoch=epoch

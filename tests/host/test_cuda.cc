@@ -46,6 +46,37 @@ void bytes_arrive_before_their_flags(EmulatedOrder order, u32 lanes) {
 void copies_end_before_their_flags() { bytes_arrive_before_their_flags(kInOrder, 1); }
 void copies_end_before_their_flags_out_of_order() { bytes_arrive_before_their_flags(kShuffled, 2); }
 
+/// Sockets, with slices of pinned memory that are smaller than most messages.
+void copies_through_slices_end_before_their_flags() {
+  constexpr u64 kSlices = 64 << 10;
+  Plan plan;
+  plan.messages = 300;
+  std::vector<std::unique_ptr<cuda::Engine>> engines;
+  std::vector<std::vector<std::byte>> slices(2, std::vector<std::byte>(kSlices));
+  Sides sides;
+  for (u32 rank = 0; rank < 2; ++rank) {
+    Error error;
+    engines.push_back(cuda::Engine::open(cuda_driver(), static_cast<int>(rank), error));
+    ProxyOptions options = options_for(plan);
+    options.transport = kTcp;
+    options.rank = rank;
+    options.lanes = 2;
+    options.bounce_base = reinterpret_cast<u64>(slices[rank].data());
+    options.bounce_bytes = kSlices;
+    std::snprintf(options.device, sizeof options.device, "lo");
+    use_engine(*engines[rank], options);
+    CHECK(!open_side(plan, options, sides[rank]));
+  }
+  CHECK(!connect_all(sides, 5 * kSecond));
+  const PairOutcome outcome = run_pair(plan, sides);
+  for (const Outcome* one : {&outcome.first, &outcome.second}) {
+    CHECK_EQUAL(one->failure, std::string());
+    CHECK_EQUAL(one->received, plan.messages);
+    CHECK_EQUAL(one->wrong, 0u);
+  }
+  CHECK(!close_all(sides, 5 * kSecond));
+}
+
 /// What the driver was asked for by this thread.
 struct Asked {
   u64 copies = 0, events = 0, calls = 0, flags = 0;
@@ -269,6 +300,7 @@ void what_the_driver_refuses_is_an_error() {
 std::vector<Test> cuda_tests() {
   return {{"cuda/copies_end_before_their_flags", copies_end_before_their_flags},
           {"cuda/copies_end_before_their_flags_out_of_order", copies_end_before_their_flags_out_of_order},
+          {"cuda/copies_through_slices_end_before_their_flags", copies_through_slices_end_before_their_flags},
           {"cuda/copies_that_adjoin_become_one_of_a_megabyte", copies_that_adjoin_become_one_of_a_megabyte},
           {"cuda/copies_apart_share_an_event", copies_apart_share_an_event},
           {"cuda/large_copies_stay_as_they_are", large_copies_stay_as_they_are},
