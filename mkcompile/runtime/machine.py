@@ -14,7 +14,7 @@ from mkcompile.config import foreign_settings, settings
 from mkcompile.ops.groups import find
 from mkcompile.plan.decide import Policy
 from mkcompile.plan.topology import Topology, preset
-from mkcompile.runtime.network_choice import TCP_GBPS, transport_of_kernels
+from mkcompile.runtime.network_choice import TCP_GBPS, has_queues, transport_of_kernels
 from mkcompile.runtime.probe import local_topology
 from mkcompile.runtime.published import Basis, Published, local, numbered
 from mkcompile.runtime.reserve import FEW_SMS
@@ -99,8 +99,9 @@ def _machine(world_size: int) -> Topology:
     node = local_topology()
     num_nodes = -(-world_size // node.gpus_per_node)
     transport = transport_of_kernels(num_nodes > 1)
+    usable = transport if has_queues(transport, foreign_settings().device_queues) else ""
     nic_gbps = TCP_GBPS if transport == "tcp" else node.nic_gbps
-    return replace(node, transport=transport, nic_gbps=nic_gbps).reaching(num_nodes)
+    return replace(node, transport=usable, nic_gbps=nic_gbps).reaching(num_nodes)
 
 
 def _rehearsed(world_size: int) -> Topology:

@@ -27,6 +27,11 @@ def transport_of_kernels(spans_nodes: bool) -> str:
     return _best() if spans_nodes else ""
 
 
+def has_queues(transport: str, queues: int) -> bool:
+    """Can a proxy of this transport work beside kernels that wait for it? `queues`: of the GPU, for all streams."""
+    return transport == "rc" or queues >= QUEUES_FOR_PROXIES
+
+
 @cache
 def _best() -> str:
     try:

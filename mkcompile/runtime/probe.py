@@ -24,7 +24,7 @@ from mkcompile.plan.topology import GB200, H200, Gpu, Topology, preset
 from mkcompile.runtime import driver, nvrtc, sources
 from mkcompile.runtime.abi import MAX_NODES, MAX_WORLD
 from mkcompile.runtime.exchange import Exchange
-from mkcompile.runtime.network_choice import QUEUES_FOR_PROXIES, transport_of_kernels
+from mkcompile.runtime.network_choice import QUEUES_FOR_PROXIES, has_queues, transport_of_kernels
 from mkcompile.runtime.node import node_name
 
 _LOG = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ def _obstacle_across(placement: Placement, network: str, queues: int) -> str:
         return (
             f"it spans {placement.num_nodes} nodes, and no RDMA network was found; MKCOMPILE_NETWORK=tcp uses sockets"
         )
-    if network != "rc" and queues < QUEUES_FOR_PROXIES:
+    if not has_queues(network, queues):
         return (
             f"the proxy of {network} copies in streams, which must not share a queue of the GPU with kernels: set "
             f"CUDA_DEVICE_MAX_CONNECTIONS={QUEUES_FOR_PROXIES}, here it is {queues}"
