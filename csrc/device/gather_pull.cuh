@@ -1,5 +1,5 @@
 #pragma once
-// All-gather: shards that are fetched. A fence before a flag waits for all bytes that the GPU has on the link; here none
+// All-gather: shards that are fetched. A fence in front of a flag waits for all bytes that the GPU has on the link; here
 // of those is a store. Each rank lays its own images ready in its workspace; the peers' blocks fetch them over the link
 // into theirs, and tell only their own GPU.
 #include "device/gather_carry.cuh"
