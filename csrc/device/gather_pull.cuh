@@ -1,6 +1,6 @@
 #pragma once
-// All-gather: shards that are fetched. A fence in front of a flag waits for all bytes that the GPU has on the link; here
-// of those is a store. Each rank lays its own images ready in its workspace; the peers' blocks fetch them over the link
+// All-gather: shards that are fetched. A fence in front of a flag waits for all stores that the GPU has on the link;
+// here there are none. Each rank lays its own images ready in its workspace; the peers' blocks fetch them over the link
 // into theirs, and tell only their own GPU.
 #include "device/gather_carry.cuh"
 
@@ -83,8 +83,8 @@ struct Puller {
     given_up = !wait_until<Op::kOperator>(args, flag, images.epoch, site);
   }
 
-  /// Images of the ranks after this one, from number `at` on; `next`: own ones that are asked for meanwhile, if less than
-  /// all. Publishes: the images, to this GPU.
+  /// Images of the ranks after this one, from number `at` on. `next`: own ones that are asked for meanwhile, if there
+  /// are so many. Publishes: the images, to this GPU.
   MK_DEVICE void fetch(const Images<Tile>& images, u32 at, u32 end, u32 next) {
     const u32 count = batch(at, end);
     u32 sources[Tile::kSlots], bytes = 0;

@@ -26,9 +26,6 @@ MK_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_depende
 /// What was launched before this kernel in its stream has finished, and its writes are visible.
 MK_DEVICE void await_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-/// The threads of both math groups.
-MK_DEVICE void math_barrier() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
-
 // ---- mbarriers ----
 
 MK_DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }

@@ -29,6 +29,9 @@ struct OperandShape {
   static_assert(kPanelN >= 16 && kGroupN % kPanelN == 0, "whole panels");
 };
 
+/// The threads of both math groups meet.
+MK_DEVICE void math_barrier() { asm volatile("bar.sync 1, %0;" ::"n"(kMathGroups * 128) : "memory"); }
+
 /// Tile of kBlockM x kBlockN. Each group's part is cut into panels of 64 rows and at most 64 columns, the unit of stores
 /// and pushes.
 template <int kBlockM_, int kBlockN_, int kStages_, bool kWeightIsKn_, bool kCopiesOut_>
