@@ -20,7 +20,7 @@ from mkcompile.runtime.symmetric import SymmetricBuffer
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class DeviceBlock:
-    """Device memory that this process owns, and its handle for others."""
+    """Device memory that this process owns, and its handle for others, if there are any."""
 
     address: int
     size_bytes: int
@@ -44,14 +44,16 @@ class NodeBacking:
 
     def allocate(self, size_bytes: int, zeroed_bytes: int) -> DeviceBlock:
         """Raises: WorkspaceError."""
-        device_idx = self._device_idx()
+        device_idx, is_alone = self._device_idx(), all(rank == self.exchange.rank for rank in self.reached)
+        address = 0
         try:
             address = driver.allocate(size_bytes, zeroed_bytes, device_idx)
-            block = DeviceBlock(
-                address=address, size_bytes=size_bytes, handle=driver.export_memory(address, device_idx)
-            )
+            handle = b"" if is_alone else driver.export_memory(address, device_idx)
         except driver.DriverError as error:
+            if address:
+                driver.free(address, device_idx)
             raise WorkspaceError(f"no {size_bytes >> 20} MiB of memory that a node shares: {error}") from error
+        block = DeviceBlock(address=address, size_bytes=size_bytes, handle=handle)
         weakref.finalize(block, driver.free, address, device_idx)
         return block
 
