@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -185,6 +186,22 @@ def test_nics_and_the_transports_that_they_allow(tmp_path: Path) -> None:
     assert by_name(network.section(tmp_path))["transports"].found == "srd, rc, tcp, emulated"
     (tmp_path / "module" / "nvidia_peermem").mkdir(parents=True)
     assert by_name(network.section(tmp_path))["GPU memory for NICs"].status == "ok"
+
+
+def test_all_ports_are_told_and_what_a_container_was_not_given(tmp_path: Path) -> None:
+    make_nic(tmp_path, "mlx5_0", "mlx5_core", "DOWN")
+    first = tmp_path / "class" / "infiniband" / "mlx5_0" / "ports" / "1"
+    shutil.copytree(first, first.parent / "2")
+    (first.parent / "2" / "state").write_text("4: ACTIVE\n")
+    check = by_name(network.section(tmp_path))["verbs devices"]
+    assert (
+        check.status == "ok" and "port 1: Ethernet, DOWN" in check.found and "port 2: Ethernet, ACTIVE" in check.found
+    )
+    folder = tmp_path / "class" / "infiniband_verbs" / "uverbs99"
+    folder.mkdir(parents=True)
+    (folder / "ibdev").write_text("mlx5_0\n")
+    check = by_name(network.section(tmp_path))["verbs devices"]
+    assert check.status == "broken" and "no file in /dev/infiniband" in check.found
 
 
 def test_nics_that_are_all_down_are_broken(tmp_path: Path) -> None:

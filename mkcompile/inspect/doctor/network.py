@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import resource
 from ctypes.util import find_library
-from dataclasses import dataclass
 from pathlib import Path
 
 from mkcompile.errors import NoDeviceError
 from mkcompile.inspect.doctor import ports, proxy
 from mkcompile.inspect.doctor.check import Check, Section
-from mkcompile.runtime.proxy.machine_tree import find_gpus, read
+from mkcompile.runtime.proxy.machine_tree import SYS, find_gpus
 from mkcompile.runtime.proxy.nic_choice import choose_nic
+from mkcompile.runtime.proxy.nics import Nic, find_nics
 
-SYS = Path("/sys")
 _LOCKED_WANTED_BYTES = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nic:
-    """The first port of one verbs device, as the kernel tells it."""
-
-    name: str
-    driver: str
-    link: str
-    state: str
-    rate: str
 
 
 def section(root: Path = SYS) -> Section:
@@ -46,27 +34,9 @@ def section(root: Path = SYS) -> Section:
     )
 
 
-def find_nics(root: Path) -> list[Nic]:
-    """The devices under `class/infiniband`."""
-    folder = root / "class" / "infiniband"
-    return [_nic(one) for one in sorted(folder.iterdir())] if folder.is_dir() else []
-
-
-def _nic(device: Path) -> Nic:
-    port = device / "ports" / "1"
-    driver = device / "device" / "driver"
-    return Nic(
-        name=device.name,
-        driver=driver.resolve().name if driver.exists() else "unknown",
-        link=read(port / "link_layer", "unknown"),
-        state=read(port / "state", "unknown").rpartition(" ")[2],
-        rate=read(port / "rate", "unknown"),
-    )
-
-
 def _devices(nics: list[Nic]) -> Check:
-    listed = "; ".join(f"{one.name} ({one.driver}, {one.link}, {one.state}, {one.rate})" for one in nics)
-    up = [one for one in nics if one.state == "ACTIVE"]
+    listed = "; ".join(f"{one.name} ({one.driver}, {_ports(one)})" for one in nics)
+    up = [one for one in nics if one.is_usable]
     return Check(
         name="verbs devices",
         status="ok" if up else "broken" if nics else "missing",
@@ -74,6 +44,12 @@ def _devices(nics: list[Nic]) -> Check:
         cost="groups that span nodes go over TCP through host memory, or are left to NCCL",
         remedy="install the NIC's driver (rdma-core); in a container pass --device /dev/infiniband",
     )
+
+
+def _ports(nic: Nic) -> str:
+    number = "port {}: " if len(nic.ports) > 1 else ""
+    text = "; ".join(f"{number.format(port.number)}{port.link}, {port.state}, {port.rate}" for port in nic.ports)
+    return text if nic.can_open else f"{text}, no file in /dev/infiniband"
 
 
 def _library() -> Check:
@@ -88,7 +64,7 @@ def _library() -> Check:
 
 
 def _transports(nics: list[Nic]) -> Check:
-    active = [one for one in nics if one.state == "ACTIVE"]
+    active = [one for one in nics if one.is_usable]
     names = ["srd"] if any(one.driver == "efa" for one in active) else []
     names += ["rc"] if any(one.driver != "efa" for one in active) else []
     names += ["tcp", "emulated"]
@@ -103,7 +79,7 @@ def _transports(nics: list[Nic]) -> Check:
 
 def _chosen(root: Path, nics: list[Nic]) -> Check:
     """The NIC that each GPU's proxy takes by itself, and why."""
-    transport = "srd" if any(one.driver == "efa" and one.state == "ACTIVE" for one in nics) else "rc"
+    transport = "srd" if any(one.driver == "efa" and one.is_usable for one in nics) else "rc"
     gpus = find_gpus(root)
     lines = []
     for gpu in gpus or [""]:
@@ -113,7 +89,7 @@ def _chosen(root: Path, nics: list[Nic]) -> Check:
             lines = [error.report.detail]
             break
         lines.append(f"{gpu or 'a rank on the CPU'}: {choice.name} ({choice.reason})")
-    active = any(one.state == "ACTIVE" for one in nics)
+    active = any(one.is_usable for one in nics)
     return Check(
         name="NIC of each GPU",
         status="ok" if active else "off",

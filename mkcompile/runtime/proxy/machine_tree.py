@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import networkx as nx
 
-SYS, DEV = Path("/sys"), Path("/dev")
-_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+SYS = Path("/sys")
+#: A function's address: domain, bus, device, function.
+PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 #: PCI classes of what computes and draws (3D controller, display, VGA), and the vendor whose GPUs we run on.
 _GPU_CLASSES, _GPU_VENDOR = ("0x0302", "0x0300", "0x0380"), "0x10de"
 
 # Weights of edges, so that a path through fewer NUMA nodes is always shorter, then one through fewer bridges.
 _HOP, _HOST, _SOCKET = 1.0, 100.0, 10_000.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nic:
-    """One verbs device. `pci`: address of its function, empty where it has none (Soft-RoCE).
-
-    Units: `rate_gbps` gigabits a second of its fastest active port, 0 where no port is active.
-    """
-
-    name: str
-    pci: str = ""
-    driver: str = ""
-    rate_gbps: float = 0.0
 
 
 def read(path: Path, missing: str = "") -> str:
@@ -36,38 +23,6 @@ def read(path: Path, missing: str = "") -> str:
         return path.read_text().strip()
     except OSError:  # not there, or the hardware does not answer
         return missing
-
-
-def find_nics(root: Path = SYS, dev: Path = DEV) -> list[Nic]:
-    """The verbs devices that this process may open, by name. A container often sees all of them, and has few."""
-    folder = root / "class" / "infiniband"
-    kept_out = {
-        read(one / "ibdev")
-        for one in (root / "class" / "infiniband_verbs").glob("uverbs*")
-        if not (dev / "infiniband" / one.name).exists()
-    }
-    nics = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [_nic(one) for one in nics if one.name not in kept_out]
-
-
-def _nic(folder: Path) -> Nic:
-    device = folder / "device"
-    address = device.resolve().name if device.exists() else ""
-    driver = device / "driver"
-    ports = sorted((folder / "ports").iterdir()) if (folder / "ports").is_dir() else []
-    active = [port for port in ports if read(port / "state").endswith("ACTIVE")]
-    return Nic(
-        name=folder.name,
-        pci=address if _ADDRESS.fullmatch(address) else "",
-        driver=driver.resolve().name if driver.exists() else "",
-        rate_gbps=max((_rate_gbps(read(port / "rate")) for port in active), default=0.0),
-    )
-
-
-def _rate_gbps(text: str) -> float:
-    """`400 Gb/sec (4X NDR)`. An active port whose rate is not told counts as a slow one. Units: gigabits a second."""
-    number = re.match(r"[0-9.]+", text)
-    return float(number.group()) if number else 1.0
 
 
 def find_gpus(root: Path = SYS) -> list[str]:
@@ -100,7 +55,7 @@ def machine_tree(addresses: list[str], root: Path = SYS) -> nx.Graph:
 def _add_path(graph: nx.Graph, folder: Path) -> None:
     """A function, the bridges above it, its root complex, its NUMA node."""
     path = folder.resolve()
-    names = [part for part in path.parts if _ADDRESS.fullmatch(part) or part.startswith("pci")]
+    names = [part for part in path.parts if PCI_ADDRESS.fullmatch(part) or part.startswith("pci")]
     if len(names) > 1:
         nx.add_path(graph, names, weight=_HOP)
     number = read(path / "numa_node", "-1")

@@ -13,7 +13,8 @@ import torch
 
 from mkcompile.errors import NoDeviceError, TransportReport
 from mkcompile.runtime.driver import check, library
-from mkcompile.runtime.proxy.machine_tree import SYS, Nic, find_gpus, find_nics, machine_tree
+from mkcompile.runtime.proxy.machine_tree import SYS, find_gpus, machine_tree
+from mkcompile.runtime.proxy.nics import Nic, find_nics
 
 _FAR = float("inf")
 
@@ -45,7 +46,7 @@ def choose_nic(gpu: str, transport: str, among: Sequence[str] = (), root: Path =
     Raises: NoDeviceError where the machine has no such NIC with an active port.
     """
     nics = [one for one in find_nics(root) if (not among or one.name in among) and _speaks(one, transport)]
-    usable = [one for one in nics if one.rate_gbps > 0]
+    usable = [one for one in nics if one.is_usable]
     if not usable:
         raise NoDeviceError(_nothing(transport, among, nics))
     if len(usable) == 1:
@@ -90,5 +91,5 @@ def _nothing(transport: str, among: Sequence[str], nics: Sequence[Nic]) -> Trans
     asked = ", ".join(among)
     detail = f"no NIC of this machine speaks {transport}"
     if nics:
-        detail = f"no port is active: {', '.join(one.name for one in nics)}"
+        detail = f"no port is active, or none that may be opened: {', '.join(one.name for one in nics)}"
     return TransportReport(call="choose_nic", device=asked, peer=-1, errno=errno.ENODEV, detail=detail)
