@@ -8,6 +8,7 @@
 // 9, 10  store    one thread each: the panels of one math group, to this rank's result or to the peers
 // 11     signal   one thread: flags to the peers; finished tiles from the peers
 #include "device/epilogue.cuh"
+#include "device/frame.cuh"
 #include "device/receive.cuh"
 
 namespace mk {
@@ -74,16 +75,14 @@ MK_DEVICE void store_role(const LaunchArguments& args, const SharedMemory<typena
 template <class Op>
 MK_DEVICE void run_block(const LaunchArguments& args) {
   using Tile = typename Op::Tile;
-  extern __shared__ __align__(1024) u8 dynamic_shared[];
-  const SharedMemory<Tile> memory{(shared_address(dynamic_shared) + 1023) & ~1023u};
+  const auto memory = shared_memory<Tile>();
   Trace trace(args, kComputeLane, threadIdx.x == 0);
   trace.begin();
   if (threadIdx.x == 0) memory.init();
   __syncthreads();
 
   const auto schedule = Op::Schedule::template make<Tile>(args, gridDim.x);
-  const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
-  const bool first_lane = threadIdx.x % 32 == 0;
+  const auto [group, warp, first_lane] = ThreadPlace{};
   if (group == kMathGroups) {
     decrease_registers<kHelperRegisters>();
     if (first_lane && warp == 0) load_role<Op>(args, memory, schedule);
@@ -97,10 +96,10 @@ MK_DEVICE void run_block(const LaunchArguments& args) {
     compute_role<Op>(args, memory, group);
   }
   if constexpr (Op::kReduces) {
-    __syncthreads();
-    if (threadIdx.x == 0) leave_launch(args, load_shared(memory.epoch()));
+    leave_block(args, memory, trace);
+  } else if constexpr (kTrace) {
+    trace.end(kTraceBlock, args.rank, 0);
   }
-  if constexpr (kTrace) trace.end(kTraceBlock, args.rank, Op::kReduces ? load_shared(memory.epoch()) : 0);
 }
 
 }  // namespace mk

@@ -134,8 +134,7 @@ MK_DEVICE void carry_role(const LaunchArguments& args, const GatherArguments& ga
 template <class Op>
 MK_DEVICE void run_image_block(const LaunchArguments& args, const GatherArguments& gather) {
   using Tile = typename Op::Tile;
-  extern __shared__ __align__(1024) u8 dynamic_shared[];
-  const SharedMemory<Tile> memory{(shared_address(dynamic_shared) + 1023) & ~1023u};
+  const auto memory = shared_memory<Tile>();
   Trace trace(args, kComputeLane, threadIdx.x == 0);
   trace.begin();
   if (threadIdx.x == 0) {
@@ -145,8 +144,7 @@ MK_DEVICE void run_image_block(const LaunchArguments& args, const GatherArgument
   __syncthreads();
 
   const auto schedule = GatherSchedule::template make<Tile>(args, gather, gridDim.x, blockIdx.x);
-  const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
-  const bool first_lane = threadIdx.x % 32 == 0;
+  const auto [group, warp, first_lane] = ThreadPlace{};
   if (group == kMathGroups) {
     decrease_registers<kHelperRegisters>();
     if (warp == 0) ImageLoader<Op>(args, gather, memory).run(schedule);

@@ -183,8 +183,7 @@ MK_DEVICE void few_rows_entry_role(const LaunchArguments& args, const SharedMemo
 template <class Op>
 MK_DEVICE void run_stream_gather_block(const LaunchArguments& args, const GatherArguments& gather) {
   using Tile = typename Op::Tile;
-  extern __shared__ __align__(1024) u8 dynamic_shared[];
-  const SharedMemory<Tile> memory{(shared_address(dynamic_shared) + 1023) & ~1023u};
+  const auto memory = shared_memory<Tile>();
   Trace trace(args, kComputeLane, threadIdx.x == 0);
   trace.begin();
   init_barriers(memory);
@@ -202,9 +201,7 @@ MK_DEVICE void run_stream_gather_block(const LaunchArguments& args, const Gather
     RowCopy<Op>{args, gather, memory, {args, gather, 0}}.run();
     StreamCompute<Op>(args, memory, plan, group).run();
   }
-  __syncthreads();
-  if (threadIdx.x == 0) leave_launch(args, load_shared(memory.epoch()));
-  if constexpr (kTrace) trace.end(kTraceBlock, args.rank, load_shared(memory.epoch()));
+  leave_block(args, memory, trace);
 }
 
 template <class Tile_, class Element_, bool kHasBias_>

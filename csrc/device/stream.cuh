@@ -6,6 +6,7 @@
 // 8      load     one thread: this block's k range of its tiles through the ring of stages
 // 9, 10  store    partials that the math groups have handed over, to the peers
 // 11     signal   one thread: enters the launch, meets the peers, leaves it
+#include "device/frame.cuh"
 #include "device/stream_epilogue.cuh"
 
 namespace mk {
@@ -227,8 +228,7 @@ MK_DEVICE void stream_signal_role(const LaunchArguments& args, const SharedMemor
 template <class Op>
 MK_DEVICE void run_stream_block(const LaunchArguments& args) {
   using Tile = typename Op::Tile;
-  extern __shared__ __align__(1024) u8 dynamic_shared[];
-  const SharedMemory<Tile> memory{(shared_address(dynamic_shared) + 1023) & ~1023u};
+  const auto memory = shared_memory<Tile>();
   Trace trace(args, kComputeLane, threadIdx.x == 0);
   trace.begin();
   init_barriers(memory);
@@ -239,8 +239,7 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
   const StreamPlan<Tile> plan(args, Op::kScatters);
   launch_dependents();
   await_predecessors();
-  const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
-  const bool first_lane = threadIdx.x % 32 == 0;
+  const auto [group, warp, first_lane] = ThreadPlace{};
   if (group == kMathGroups) {
     decrease_registers<kStreamHelperRegisters>();
     if (first_lane && warp == 0) stream_load_role<Tile>(args, memory, plan);

@@ -186,16 +186,14 @@ MK_DEVICE u32* mover_word(const LaunchArguments& args, u32 epoch) {
 template <class Op>
 MK_DEVICE void run_network_gather_block(const NetworkLaunchArguments& args, const GatherArguments& gather) {
   using Tile = typename Op::Tile;
-  extern __shared__ __align__(1024) u8 dynamic_shared[];
-  const SharedMemory<Tile> memory{(shared_address(dynamic_shared) + 1023) & ~1023u};
+  const auto memory = shared_memory<Tile>();
   Trace trace(args, kComputeLane, threadIdx.x == 0);
   trace.begin();
   if (threadIdx.x == 0) memory.init();
   __syncthreads();
 
   const auto schedule = NodeGatherSchedule::template make<Tile>(args, gather, gridDim.x, blockIdx.x);
-  const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
-  const bool first_lane = threadIdx.x % 32 == 0;
+  const auto [group, warp, first_lane] = ThreadPlace{};
   if (group == kMathGroups) {
     decrease_registers<kHelperRegisters>();
     if (warp == 3) {
@@ -220,9 +218,7 @@ MK_DEVICE void run_network_gather_block(const NetworkLaunchArguments& args, cons
     increase_registers<kMathRegisters>();
     gather_compute_role<Op>(args, gather, memory, group);
   }
-  __syncthreads();
-  if (threadIdx.x == 0) leave_launch(args, load_shared(memory.epoch()));
-  if constexpr (kTrace) trace.end(kTraceBlock, args.rank, load_shared(memory.epoch()));
+  leave_block(args, memory, trace);
 }
 
 }  // namespace mk

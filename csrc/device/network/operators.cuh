@@ -258,16 +258,14 @@ struct NetworkRegisters {
 template <class Op>
 MK_DEVICE void run_network_block(const LaunchArguments& args) {
   using Tile = typename Op::Tile;
-  extern __shared__ __align__(1024) u8 dynamic_shared[];
-  const SharedMemory<Tile> memory{(shared_address(dynamic_shared) + 1023) & ~1023u};
+  const auto memory = shared_memory<Tile>();
   Trace trace(args, kComputeLane, threadIdx.x == 0);
   trace.begin();
   if (threadIdx.x == 0) memory.init();
   __syncthreads();
 
   const auto schedule = Op::Schedule::template make<Tile>(args, gridDim.x);
-  const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
-  const bool first_lane = threadIdx.x % 32 == 0;
+  const auto [group, warp, first_lane] = ThreadPlace{};
   if (group == kMathGroups) {
     decrease_registers<NetworkRegisters<Op>::kHelper>();
     if (first_lane && warp == 0) network_load_role<Op>(args, memory, schedule);
@@ -278,9 +276,7 @@ MK_DEVICE void run_network_block(const LaunchArguments& args) {
     increase_registers<NetworkRegisters<Op>::kMath>();
     network_compute_role<Op>(args, memory, group);
   }
-  __syncthreads();
-  if (threadIdx.x == 0) leave_launch(args, load_shared(memory.epoch()));
-  if constexpr (kTrace) trace.end(kTraceBlock, args.rank, load_shared(memory.epoch()));
+  leave_block(args, memory, trace);
 }
 
 }  // namespace mk
