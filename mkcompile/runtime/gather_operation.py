@@ -302,7 +302,7 @@ class GatherOperation(Repeatable[Tensor, Sequence[Tensor | None], list[Tensor]])
         if group is None or self.kernel is None:
             return
         max_grid = self.device.num_sms - self.group.reserve.sms_now(self.plan_key, group)
-        grid = min(schedule.grid, max_grid)
+        grid = min(schedule.grid, max_grid) // self.choice.config.split * self.choice.config.split
         if grid != schedule.grid:
             self.choice = replace(self.choice, schedule=replace(schedule, grid=grid))
             self.workspace = None  # what is prepared holds the old grid
@@ -369,7 +369,7 @@ def room_missing(choice: GatherChoice, size: GatherSize, group: Group) -> str:
     """Why the rows that come have no place under the cap, empty if they have: the same on every rank."""
     workspaces, needed_bytes = group.workspace, choice.schedule.arena_bytes(size)
     room_bytes = group.area.cap_bytes
-    if choice.variant in ("push", "remote_read", "network"):
+    if not choice.schedule.by_engine:
         demand = _demand(choice, size, group)
         needed_bytes, room_bytes = max(needed_bytes, demand.region_bytes), workspaces.layout(demand).region_bytes
     if needed_bytes <= room_bytes:

@@ -39,7 +39,9 @@ _TOGETHER_ROWS = 512
 _RASTER_GROUP = 8
 #: Streaming kernels: parts that a shard is copied in; what goes before the products; and one k-block of a tile.
 _PARTS = 128
-_STREAM_START_US, _STREAM_COPY_BYTES_PER_US, _SM_LOAD_BYTES_PER_US = 7.0, 250e3, 120e3
+_STREAM_START_US, _STREAM_COPY_BYTES_PER_US, _SM_LOAD_BYTES_PER_US, _STREAM_BLOCK_US = 7.0, 250e3, 120e3, 0.2
+#: A k-block of the smallest tile beside a gather. Source: benchmarks/results/2xh200/gather_small.jsonl, up to 64 rows.
+_BLOCK_US = 0.4
 #: Their tiles, and the blocks that share one.
 STREAM_GATHERS = (
     StreamForm((64, 32), 1), StreamForm((64, 32), 2), StreamForm((64, 64), 1), StreamForm((64, 64), 2),
@@ -69,7 +71,7 @@ def _tile_us(config: KernelConfig, size: GatherSize) -> float:
     one = LaunchSize(m=size.rows, n=sum(size.n), k=size.inner, world=size.world)
     apart = gather_order(size) != TOGETHER
     factor = _TILE_FACTORS.get((config.block_m, config.block_n), _HALF_TILE_FACTOR if apart else 1.0)
-    return one.tile_us(config) * factor + TILE_START_US
+    return max(one.tile_us(config) * factor, ceil(size.inner / BLOCK_K) * _BLOCK_US) + TILE_START_US
 
 
 def _band(config: KernelConfig, size: GatherSize, grid: int) -> int:
@@ -129,7 +131,7 @@ def stream_choice(base: KernelConfig, size: GatherSize, max_grid: int, form: Str
         grid=ceil(tiles / waves) * form.split, order=TOGETHER, image_rows=config.block_m, parts=_PARTS
     )
     rows = min(config.block_m, ceil(size.rows / 8) * 8)
-    block_us = (rows + config.block_n) * BLOCK_K * 2 / _SM_LOAD_BYTES_PER_US
+    block_us = max(_STREAM_BLOCK_US, (rows + config.block_n) * BLOCK_K * 2 / _SM_LOAD_BYTES_PER_US)
     streamed_us = max(
         waves * ceil(size.k / BLOCK_K / form.split) * block_us, sum(size.n) * size.k * 2 / _MEMORY_BYTES_PER_US
     )
@@ -202,8 +204,11 @@ def choices(base: KernelConfig, size: GatherSize, max_grid: int, returned: bool)
         config = base.with_tile(*tile)
         yield push_choice(config, size, max_grid, returned)
         yield engine_choice(config, size, max_grid, returned)
+        if not returned:
+            yield pull_choice(config, size, max_grid)
         if not returned and size.tiles_n(config) == len(size.n):
             yield read_choice(config, size, max_grid)
+    yield from stream_choices(base, size, max_grid, returned)
     if not returned and not size.columns and size.segments == 1:
         yield library_choice(base, size, max_grid=max_grid)
 

@@ -16,7 +16,16 @@ from mkcompile.plan.plan import Plan
 from mkcompile.runtime.agree import Agreement
 from mkcompile.runtime.form import Form
 from mkcompile.runtime.gather_form import GatherForm
-from mkcompile.runtime.gather_schedule import GatherChoice, engine_choice, library_choice, push_choice, read_choice
+from mkcompile.runtime.gather_schedule import (
+    GatherChoice,
+    can_stream_gather,
+    engine_choice,
+    library_choice,
+    pull_choice,
+    push_choice,
+    read_choice,
+    stream_choice,
+)
 from mkcompile.runtime.kernel_config import GATHER_TILES, TILES, KernelConfig
 from mkcompile.runtime.network_gather import network_choice
 from mkcompile.runtime.published import Basis, Published
@@ -28,7 +37,7 @@ AVAILABLE = frozenset(
     {
         "gemm_reduce_scatter/push", "gemm_reduce_scatter/stream", "gemm_all_reduce/staged", "gemm_all_reduce/stream",
         "all_gather_gemm/push", "all_gather_gemm/copy_engine", "all_gather_gemm/library",
-        "all_gather_gemm/remote_read",
+        "all_gather_gemm/remote_read", "all_gather_gemm/pull", "all_gather_gemm/stream",
     }
 )  # fmt: skip
 _LOG = logging.getLogger(__name__)
@@ -133,9 +142,15 @@ def gather_from_plan(form: GatherForm, plan: Plan, max_grid: int) -> GatherChoic
     if plan.variant == "library":
         chunks = max(1, round(form.size.shard_bytes / plan.chunk_bytes)) if plan.chunk_bytes else 1
         return library_choice(form.config, form.size, chunks)
-    if plan.variant not in ("push", "remote_read", "copy_engine") or tile not in GATHER_TILES:
+    if plan.variant == "stream":
+        streamed = StreamForm(tile, plan.split)
+        possible = can_stream_gather(form.size, streamed, form.returned)
+        return stream_choice(form.config, form.size, max_grid, streamed) if possible else None
+    if plan.variant not in ("push", "pull", "remote_read", "copy_engine") or tile not in GATHER_TILES:
         return None
     config = form.config.with_tile(*tile)
+    if plan.variant == "pull":
+        return None if form.returned else pull_choice(config, form.size, max_grid)
     if plan.variant == "push":
         return push_choice(config, form.size, max_grid, form.returned)
     if plan.variant == "remote_read":

@@ -19,14 +19,14 @@ from mkcompile.errors import WorkspaceError
 from mkcompile.ops.registry import Call
 from mkcompile.runtime.gather_form import GatherForm
 from mkcompile.runtime.gather_operation import GatherOperation
-from mkcompile.runtime.gather_schedule import GatherChoice, Variant, choose_gather, read_choice
+from mkcompile.runtime.gather_schedule import GatherChoice, Variant, choose_gather, read_choice, stream_choices
 from mkcompile.runtime.tactics import Tactics
 from tests.gpu.compiled_cases import Problem, compare
 from tests.gpu.pair import Pair, Product, backend_of_kernels
 from tests.gpu.truth import assert_close
 
 ROWS = (1, 2, 16, 17, 63, 64, 65, 127, 128, 129, 255, 1000, 2048, 4097)
-VARIANTS: tuple[Variant, ...] = ("push", "remote_read", "copy_engine", "library")
+VARIANTS: tuple[Variant, ...] = ("push", "remote_read", "copy_engine", "library", "pull", "stream")
 REPLAYS = 50
 LAUNCHES = 3000
 
@@ -45,6 +45,9 @@ class OneVariant:
         variant = self.variant
         if variant == "library" and (form.returned or form.size.columns or form.size.segments > 1):
             variant = "copy_engine"
+        streamed = list(stream_choices(form.config, form.size, max_grid, form.returned))
+        if variant in ("pull", "stream") and (form.returned or (variant == "stream" and not streamed)):
+            variant = "push"
         if variant == "remote_read":  # also where columns are many
             if form.returned:
                 return choose_gather(form.config, form.size, max_grid, True, "push")
