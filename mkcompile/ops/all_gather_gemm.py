@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
@@ -94,6 +94,27 @@ class AllGatherGemm:
         gathered_MK = gathered.reshape(-1, gathered.shape[-1])
         products = [_product(gathered_MK, *each) for each in zip(self.w, self.bias, self.forms, strict=True)]
         return [*products, gathered] if self.return_gathered else products
+
+    def of_kernels(self) -> AllGatherGemm | None:
+        """The part of a mixed call that kernels make: products of form 0, and the gathered tensor for the others.
+
+        None where the call is of one kind.
+        """
+        made = [i for i, form in enumerate(self.forms) if form == FORM_INPUT]
+        if not made or len(made) == len(self.forms):
+            return None
+        w, bias = [self.w[i] for i in made], [self.bias[i] for i in made]
+        return replace(self, w=w, bias=bias, forms=[FORM_INPUT] * len(made), return_gathered=True)
+
+    def completed(self, made: Sequence[Tensor]) -> list[Tensor]:
+        """All results, from those of `of_kernels`."""
+        *products, gathered = made
+        ready, gathered_MK = iter(products), gathered.reshape(-1, gathered.shape[-1])
+        every = [
+            next(ready) if form == FORM_INPUT else _product(gathered_MK, w, None, form)
+            for w, form in zip(self.w, self.forms, strict=True)
+        ]
+        return [*every, gathered] if self.return_gathered else every
 
     def fake(self) -> list[Tensor]:
         """Empty products, then an empty gathered tensor where it is returned."""

@@ -49,6 +49,18 @@ def call(rank: int, dim: int, **changes: Any) -> AllGatherGemm:
     return replace(given, **changes)
 
 
+@pytest.mark.parametrize("returned", [True, False])
+def test_a_mixed_call_is_what_kernels_make_and_the_rest(returned: bool) -> None:
+    given = call(0, 1, return_gathered=returned)
+    gathered = torch.cat([call(rank, 1).x for rank in range(WORLD_SIZE)], 1)
+    part = given.of_kernels()
+    assert part is not None and list(part.forms) == [0] and part.return_gathered
+    found, wanted = given.completed(part.of_gathered(gathered)), given.of_gathered(gathered)
+    assert len(found) == len(wanted) == 4 + returned
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+    assert part.of_kernels() is None
+
+
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_every_rank_gets_the_products_of_the_gathered_tensor(dim: int) -> None:
     given = call(0, dim)

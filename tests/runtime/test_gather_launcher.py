@@ -54,6 +54,14 @@ def test_results_are_the_products_and_the_gathered_tensor(launcher: Launcher, fa
     assert (block.m, block.k[0], block.segments, block.segment_rows, block.world) == (240, 64, 3, 40, 2)
 
 
+def test_products_that_no_kernel_makes_follow_one_that_gathers(launcher: Launcher, fake_driver: FakeDriver) -> None:
+    mixed = gather(128, 64, n=(512,), forms=[1, 0], w=[tensor(256, 48), tensor(64, 512)], bias=[None, None])
+    outs = launcher(mixed)
+    assert outs is not None and [tuple(out.shape) for out in outs] == [(64, 48), (256, 512)]
+    (block,) = fake_driver.launches
+    assert (block.m, block.k[0], block.world) == (256, 64, 2)
+
+
 def test_later_calls_come_by_the_short_way(launcher: Launcher, fake_driver: FakeDriver) -> None:
     short = launcher.shortcut(AllGatherGemm)
     call = gather(256, 64)
