@@ -224,7 +224,7 @@ class CellRun:
         if self.cell.graphs and not self.plan.timeline:
             return []
         with nullcontext() if self.plan.timeline else self.tracer.tracing():
-            for _ in range(2):  # in the first, kernels are loaded and memory is made
+            for _ in range(3):  # in the first, kernels are loaded and memory is made; in the second, the ranks meet
                 trace.clear()
                 step()
             return trace.summary(trace.collect())

@@ -73,8 +73,8 @@ def work(rank: int, say: Callable[[str], None], *, job: Job) -> int:
         if done:
             turn.start_compiling()
         place = Place(
-            mesh=mesh, turn=turn, tracer=tracer, cache=job.caches if on_gpu else None, say=say,
-            publish=partial(_write, job, rank),
+            mesh=mesh, turn=turn, tracer=tracer, say=say, publish=partial(_write, job, rank),
+            cache=job.caches if on_gpu or job.plan.compile_times else None,
         )  # fmt: skip
         rows = run_cell(job.cells[number], job.plan, place)
         turn.finish_cell()
