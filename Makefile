@@ -49,7 +49,7 @@ test-all: $(VENV)/.ready
 
 test-rdma: $(VENV)/.ready
 	@tools/rdma/run_vm.sh -i
-	@$(PY) -m pytest -m slow tests/rdma
+	@$(PY) -m pytest -m slow -rP tests/rdma
 
 test-gpu: $(VENV)/.ready
 	@$(PY) tools/receipt.py run

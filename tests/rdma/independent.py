@@ -1,41 +1,45 @@
 """Rank 1 of the exchange by other people's code: pyverbs, and the proxy's wire format written down once more.
 
-Runs in the virtual machine, by the system's Python (python3-pyverbs is built for that one). It writes data, then flags,
-into rank 0's region, checks what rank 0 writes, and reads the source of each message out of rank 0's memory.
+Runs in the virtual machine, by the system's Python (python3-pyverbs is built for that one). It writes into rank 0's
+region, data then flags (rc) or pieces with immediates in any order (unordered), checks what rank 0 writes, and reads
+the source of each message out of rank 0's memory.
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
+import itertools
 import os
+import random
 import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyverbs.enums as verbs
+from independent_messages import POISON, Message, Plan
 from pyverbs.addr import GID, AHAttr, GlobalRoute
 from pyverbs.cq import CQ
 from pyverbs.device import Context
 from pyverbs.mr import MR
 from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
-from pyverbs.wr import SGE, SendWR
+from pyverbs.wr import SGE, RecvWR, SendWR
 
 DEVICE, PORT, RANK, PEER = "rxe1", 1, 1, 0
 ACCESS = verbs.IBV_ACCESS_LOCAL_WRITE | verbs.IBV_ACCESS_REMOTE_WRITE | verbs.IBV_ACCESS_REMOTE_READ
-POISON, GUARD, GROUP = 0xEE, 64, 8
-MASK = (1 << 64) - 1
+GROUP = 8  # messages of one credit
 LIMIT_S = 60.0
-DEPTH = 64
+DEPTH, RECEIVES = 64, 128
+MOST_PIECES = 3
 
-# csrc/host/session.cc: Header; csrc/host/verbs/link.h: Endpoint
+# csrc/host/session.cc: Header; csrc/host/verbs/link.h: Endpoint; host_words.h: Line (goodbye, credit, ...) and Note
 HEADER = struct.Struct("<8IQ")
 ENDPOINT = struct.Struct("<16sHBBIQQQIIIIQ64I")
-LINE_BYTES = 16  # host_words.h: Line, which begins with the goodbye
+LINE_BYTES, GOODBYE, CREDIT = 16, 0, 4
+NOTE = struct.Struct("<QQII")
+SLOT_BITS = 20  # arrivals.h: an immediate is pieces << 20 | slot
 
 
 class Channel:
@@ -58,74 +62,45 @@ class Channel:
 
 
 @dataclass(frozen=True)
-class Message:
-    """Offsets are inside of slots."""
+class Peer:
+    """What rank 0 says of itself."""
 
-    source: int
-    destination: int
-    data: bytes
+    header: tuple[int, ...]
+    gid: GID
+    mtu: int
+    counts: bool
+    region: int
+    flags: int
+    host: int
+    region_key: int
+    host_key: int
+    receive_depth: int
+    host_bytes: int
+    queues: tuple[int, ...]
 
+    @classmethod
+    def parse(cls, blob: bytes) -> Peer:
+        assert len(blob) == HEADER.size + ENDPOINT.size, "the wire format is another one"
+        gid, _, mtu, counts, links, region, flags, host, *rest = ENDPOINT.unpack_from(blob, HEADER.size)
+        region_key, host_key, _, receive_depth, host_bytes, *queues = rest
+        text = ":".join(gid.hex()[i : i + 4] for i in range(0, 32, 4))
+        header, queues = HEADER.unpack_from(blob), tuple(queues[:links])
+        own = (header, GID(text), mtu, bool(counts), region, flags, host)
+        return cls(*own, region_key, host_key, receive_depth, host_bytes, queues)
 
-@dataclass(frozen=True)
-class Plan:
-    """tests/host/messages.h"""
-
-    messages: int
-    slots: int
-    max_bytes: int
-    seed: int
-
-    @property
-    def slot_bytes(self) -> int:
-        return self.max_bytes + 4 * GUARD
-
-    @property
-    def receive(self) -> int:
-        return (8 * self.slots + 255) // 256 * 256
-
-    @property
-    def send(self) -> int:
-        return self.receive + self.slots * self.slot_bytes
-
-    @property
-    def end(self) -> int:
-        return self.send + self.slots * self.slot_bytes
-
-    def epoch(self, number: int) -> int:
-        return (number // self.slots + 1) * 1000 + number % 7
-
-    def message(self, rank: int, number: int) -> Message:
-        draws = _draws(self.seed * 1_000_003 + number * 2 + rank)
-        exponent = math.log2(self.max_bytes) * ((next(draws) >> 11) * 2.0**-53)
-        size = min(int(2.0**exponent + 0.5), self.max_bytes)
-        room = self.max_bytes + 2 * GUARD - size
-        source, destination = GUARD + next(draws) % room, GUARD + next(draws) % room
-        return Message(source=source, destination=destination, data=_contents(next(draws), size))
-
-
-def _draws(state: int) -> Iterator[int]:
-    while True:
-        state = (state + 0x9E3779B97F4A7C15) & MASK
-        mixed = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & MASK
-        mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & MASK
-        yield mixed ^ (mixed >> 31)
-
-
-def _contents(state: int, size: int) -> bytes:
-    words = []
-    for _ in range(0, size, 8):
-        state = (state * 6364136223846793005 + 1442695040888963407) & MASK
-        words.append(state)
-    return struct.pack(f"<{len(words)}Q", *words)[:size]
+    def landing(self, slot: int) -> int:
+        """Offset of the note of a slot in a rank's host words: after a line for each link and the staged notes."""
+        world, max_outstanding = self.header[3], self.header[6]
+        return world * len(self.queues) * LINE_BYTES + (max_outstanding + slot) * NOTE.size
 
 
 class Memory:
-    """One registration: the region, then words that peers write (goodbyes), staged flags, and room to read into."""
+    """One registration: the region, then the words that peers write, staged notes, and room to read into."""
 
     def __init__(self, domain: PD, plan: Plan, host_bytes: int) -> None:
         self.host = (plan.end + 63) // 64 * 64
         self.staged = self.host + host_bytes
-        self.scratch = self.staged + 4 * 2 * plan.slots
+        self.scratch = self.staged + NOTE.size * 2 * plan.slots
         self.registered = MR(domain, self.scratch + plan.max_bytes, ACCESS)
         self.base = self.registered.buf
         self.put(0, bytes(self.scratch))
@@ -146,41 +121,140 @@ class Link:
 
     def __init__(self, context: Context, domain: PD, memory: Memory) -> None:
         self._memory = memory
-        self._completed = CQ(context, 2 * DEPTH)
-        capacity = QPCap(max_send_wr=DEPTH, max_recv_wr=1)
-        attributes = QPInitAttr(qp_type=verbs.IBV_QPT_RC, scq=self._completed, rcq=self._completed, cap=capacity)
+        self._sent, self._received = CQ(context, 2 * DEPTH), CQ(context, RECEIVES)
+        capacity = QPCap(max_send_wr=DEPTH, max_recv_wr=RECEIVES)
+        attributes = QPInitAttr(qp_type=verbs.IBV_QPT_RC, scq=self._sent, rcq=self._received, cap=capacity)
         self.queue = QP(domain, attributes)
         self._in_flight = 0
+        self.immediates = self.reposted = 0
 
-    def join(self, gid: GID, gid_index: int, number: int, mtu: int) -> None:
+    def join(self, peer: Peer, gid_index: int, number: int) -> None:
         attributes = QPAttr(port_num=PORT)
         attributes.qp_access_flags = ACCESS
-        attributes.dest_qp_num, attributes.path_mtu = number, mtu
+        attributes.dest_qp_num, attributes.path_mtu = number, peer.mtu
         attributes.max_rd_atomic = attributes.max_dest_rd_atomic = 1
-        attributes.retry_cnt, attributes.rnr_retry, attributes.min_rnr_timer, attributes.timeout = 6, 7, 1, 14
-        route = GlobalRoute(dgid=gid, sgid_index=gid_index, hop_limit=64)
+        attributes.retry_cnt, attributes.rnr_retry, attributes.min_rnr_timer, attributes.timeout = 6, 7, 1, 16
+        route = GlobalRoute(dgid=peer.gid, sgid_index=gid_index, hop_limit=64)
         attributes.ah_attr = AHAttr(port_num=PORT, is_global=1, gr=route)
         self.queue.to_rts(attributes)
 
-    def post(self, operation: int, local: int, size: int, remote: int, key: int) -> None:
+    def post_receives(self, count: int) -> None:
+        unused = SGE(self._memory.base + self._memory.scratch, 4, self._memory.registered.lkey)  # pyverbs wants one
+        for _ in range(count):
+            self.queue.post_recv(RecvWR(num_sge=1, sg=[unused]))
+
+    def write(self, local: int, size: int, remote: int, key: int, immediate: int | None = None) -> None:
         """`local` is an offset, `remote` an address."""
+        operation = verbs.IBV_WR_RDMA_WRITE if immediate is None else verbs.IBV_WR_RDMA_WRITE_WITH_IMM
+        self.immediates += immediate is not None
+        self._post(operation, local, size, remote, key, socket.htonl(immediate or 0))
+
+    def read(self, local: int, size: int, remote: int, key: int) -> None:
+        self._post(verbs.IBV_WR_RDMA_READ, local, size, remote, key, 0)
+        self.drain()
+
+    def _post(self, operation: int, local: int, size: int, remote: int, key: int, immediate: int) -> None:
         while self._in_flight >= DEPTH:
             self.poll()
         part = SGE(self._memory.base + local, size, self._memory.registered.lkey)
-        request = SendWR(num_sge=1, sg=[part], opcode=operation, send_flags=verbs.IBV_SEND_SIGNALED)
+        request = SendWR(num_sge=1, sg=[part], opcode=operation, imm_data=immediate)
         request.set_wr_rdma(key, remote)
         self.queue.post_send(request)
         self._in_flight += 1
 
     def poll(self) -> None:
-        found, completions = self._completed.poll(16)
+        found, completions = self._sent.poll(16)
         for completion in completions[:found]:
             assert completion.status == verbs.IBV_WC_SUCCESS, f"status {completion.status}"
         self._in_flight -= found
 
+    def take(self) -> list[int]:
+        """Immediates that have come; their receives are posted again."""
+        found, completions = self._received.poll(16)
+        for completion in completions[:found]:
+            assert completion.status == verbs.IBV_WC_SUCCESS, f"receive: status {completion.status}"
+        self.post_receives(found)
+        self.reposted += found
+        return [socket.ntohl(completion.imm_data) for completion in completions[:found]]
+
     def drain(self) -> None:
         while self._in_flight:
             self.poll()
+
+
+class Notifier:
+    """Flags as `rc` has them: the writer's NIC stores them, after the data, on one connection."""
+
+    def __init__(self, peer: Peer, memory: Memory, links: list[Link]) -> None:
+        self.peer, self.memory, self.links = peer, memory, links
+
+    def send(self, source: int, destination: int, size: int, flag: int, epoch: int) -> None:
+        """`source` and `destination` are offsets in the regions; a message without bytes is a flag alone."""
+        link, key = self.links[0], self.peer.region_key
+        if size:
+            link.write(source, size, self.peer.region + destination, key)
+        staged = self.memory.staged + NOTE.size * flag
+        self.memory.put(staged, struct.pack("<I", epoch))
+        link.write(staged, 4, self.peer.region + self.peer.flags + 4 * flag, key)
+
+    def progress(self) -> None:
+        for link in self.links:
+            link.poll()
+
+
+class CountingNotifier(Notifier):
+    """Flags as networks without order have them: whoever receives counts pieces, then reads the note of the slot."""
+
+    def __init__(self, peer: Peer, memory: Memory, links: list[Link]) -> None:
+        super().__init__(peer, memory, links)
+        self._random = random.Random(1)
+        self._seen: dict[int, int] = {}
+        for link in links:
+            link.post_receives(RECEIVES)
+
+    def send(self, source: int, destination: int, size: int, flag: int, epoch: int) -> None:
+        cuts = sorted(self._random.sample(range(1, size), min(MOST_PIECES - 1, size - 1))) if size > 1 else []
+        bounds = [0, *cuts, size] if size else []
+        staged = self.memory.staged + NOTE.size * flag
+        self.memory.put(staged, NOTE.pack(destination, size, epoch, 0))
+        region, key = self.peer.region + destination, self.peer.region_key
+        pieces = [(source + at, end - at, region + at, key) for at, end in itertools.pairwise(bounds)]
+        pieces.append((staged, NOTE.size, self.peer.host + self.peer.landing(flag), self.peer.host_key))
+        self._random.shuffle(pieces)
+        for piece in pieces:
+            number = self._random.randrange(len(self.links))
+            self._await_credit(number)
+            self.links[number].write(*piece, immediate=len(pieces) << SLOT_BITS | flag)
+
+    def _await_credit(self, number: int) -> None:
+        link, line = self.links[number], (PEER * len(self.links) + number) * LINE_BYTES
+        started_s = time.monotonic()
+        while link.immediates - self.memory.word(self.memory.host + line + CREDIT) >= self.peer.receive_depth:
+            self.progress()
+            assert time.monotonic() - started_s < LIMIT_S, "no credit for receives"
+
+    def progress(self) -> None:
+        super().progress()
+        for number, link in enumerate(self.links):
+            taken = link.take()
+            for immediate in taken:
+                self._count(immediate & ((1 << SLOT_BITS) - 1), immediate >> SLOT_BITS)
+            if taken:
+                self._tell(number, link)
+
+    def _count(self, flag: int, pieces: int) -> None:
+        self._seen[flag] = self._seen.get(flag, 0) + 1
+        if self._seen[flag] < pieces:
+            return
+        del self._seen[flag]
+        note = self.memory.get(self.memory.host + self.peer.landing(flag), NOTE.size)
+        self.memory.put(4 * flag, struct.pack("<I", NOTE.unpack(note)[2]))
+
+    def _tell(self, number: int, link: Link) -> None:
+        """How many receives have been posted again; the writes of one link arrive in order."""
+        line = (RANK * len(self.links) + number) * LINE_BYTES
+        self.memory.put(self.memory.host + line + 8, struct.pack("<I", link.reposted))  # our own word for it
+        link.write(self.memory.host + line + 8, 4, self.peer.host + line + CREDIT, self.peer.host_key)
 
 
 class Rank:
@@ -188,35 +262,36 @@ class Rank:
 
     def __init__(self, plan: Plan, channel: Channel) -> None:
         self.plan = plan
-        theirs = channel.receive()
-        magic, version, _, *alike, region_bytes = HEADER.unpack_from(theirs)
-        fields = ENDPOINT.unpack_from(theirs, HEADER.size)
-        assert len(theirs) == HEADER.size + ENDPOINT.size and fields[4] == 1, "the wire format is another one"
-        self._region, self._flags, self._host, self._region_key, self._host_key = *fields[5:8], *fields[8:10]
+        self.peer = peer = Peer.parse(channel.receive())
         context = Context(name=DEVICE)
         domain = PD(context)
-        counts, receive_depth, host_bytes = fields[3], fields[11], fields[12]
-        assert counts == 0, "rank 0 counts, though Soft-RoCE keeps the order of writes"
-        self.memory = Memory(domain, plan, host_bytes)
-        self.link = Link(context, domain, self.memory)
-        index, gid = _address(context)
-        numbers = [self.link.queue.qp_num, *[0] * 63]
-        key, base = self.memory.registered.rkey, self.memory.base
-        keys = (key, key, 2 * plan.slots, receive_depth, host_bytes)
-        endpoint = (_raw(gid), 0, fields[2], counts, 1, base, 0, base + self.memory.host, *keys, *numbers)
-        channel.send(HEADER.pack(magic, version, RANK, *alike, region_bytes) + ENDPOINT.pack(*endpoint))
-        their_gid = GID(":".join(fields[0].hex()[i : i + 4] for i in range(0, 32, 4)))
-        self.link.join(their_gid, index, fields[13], fields[2])
+        self.memory = Memory(domain, plan, peer.host_bytes)
+        self.links = [Link(context, domain, self.memory) for _ in peer.queues]
+        gid = context.query_gid(PORT, 1)  # RoCE version 2 with an IPv4 address: in this machine the second entry
+        channel.send(self._endpoint(gid))
+        for link, number in zip(self.links, peer.queues, strict=True):
+            link.join(peer, 1, number)
+        self.notifier = (CountingNotifier if peer.counts else Notifier)(peer, self.memory, self.links)
         self.sent = self.received = self.read = 0
+
+    def _endpoint(self, gid: GID) -> bytes:
+        magic, version, _, *alike = self.peer.header
+        raw, key, base = bytes.fromhex(str(gid).replace(":", "")), self.memory.registered.rkey, self.memory.base
+        numbers = [link.queue.qp_num for link in self.links]
+        own = (raw, 0, self.peer.mtu, int(self.peer.counts), len(numbers), base, 0, base + self.memory.host)
+        limits = (key, key, 2 * self.plan.slots, RECEIVES, self.peer.host_bytes)
+        queues = numbers + [0] * (64 - len(numbers))
+        return HEADER.pack(magic, version, RANK, *alike) + ENDPOINT.pack(*own, *limits, *queues)
 
     def run(self) -> None:
         moved_s = time.monotonic()
         while self.sent < self.plan.messages or self.received < self.plan.messages:
             if self._send() | self._receive():
                 moved_s = time.monotonic()
-            self.link.poll()
+            self.notifier.progress()
             assert time.monotonic() - moved_s < LIMIT_S, f"{self.sent} sent, {self.received} received, then nothing"
-        self.link.drain()
+        for link in self.links:
+            link.drain()
 
     def _has(self, flag: int, epoch: int) -> bool:
         return (self.memory.word(4 * flag) - epoch) & 0xFFFFFFFF < 0x80000000
@@ -231,18 +306,11 @@ class Rank:
                 return False
         message = plan.message(RANK, self.sent)
         source = plan.send + slot * plan.slot_bytes + message.source
-        destination = self._region + plan.receive + slot * plan.slot_bytes + message.destination
+        destination = plan.receive + slot * plan.slot_bytes + message.destination
         self.memory.put(source, message.data)
-        self.link.post(verbs.IBV_WR_RDMA_WRITE, source, len(message.data), destination, self._region_key)
-        self._set_flag(slot, plan.epoch(self.sent))
+        self.notifier.send(source, destination, len(message.data), slot, plan.epoch(self.sent))
         self.sent += 1
         return True
-
-    def _set_flag(self, flag: int, epoch: int) -> None:
-        staged = self.memory.staged + 4 * flag
-        self.memory.put(staged, struct.pack("<I", epoch))
-        remote = self._region + self._flags + 4 * flag
-        self.link.post(verbs.IBV_WR_RDMA_WRITE, staged, 4, remote, self._region_key)
 
     def _receive(self) -> bool:
         plan, number = self.plan, self.received
@@ -250,40 +318,28 @@ class Rank:
         if number == plan.messages or not self._has(slot, plan.epoch(number)):
             return False
         message, at = plan.message(PEER, number), plan.receive + slot * plan.slot_bytes
-        expected = bytearray([POISON]) * plan.slot_bytes
-        expected[message.destination : message.destination + len(message.data)] = message.data
-        assert self.memory.get(at, plan.slot_bytes) == expected, f"message {number}: wrong bytes"
+        assert self.memory.get(at, plan.slot_bytes) == plan.slot_with(message), f"message {number}: wrong bytes"
         self._compare_source(slot, message, number)
         self.memory.put(at, bytes([POISON]) * plan.slot_bytes)
         self.received += 1
         if self.received % GROUP == 0:
-            self._set_flag(plan.slots + slot // GROUP, plan.epoch(number))
+            self.notifier.send(0, 0, 0, plan.slots + slot // GROUP, plan.epoch(number))
         return True
 
     def _compare_source(self, slot: int, message: Message, number: int) -> None:
         """Until the credit the message still lies in the sender's memory."""
-        source = self._region + self.plan.send + slot * self.plan.slot_bytes + message.source
-        self.link.post(verbs.IBV_WR_RDMA_READ, self.memory.scratch, len(message.data), source, self._region_key)
-        self.link.drain()
+        source = self.peer.region + self.plan.send + slot * self.plan.slot_bytes + message.source
+        self.links[0].read(self.memory.scratch, len(message.data), source, self.peer.region_key)
         assert self.memory.get(self.memory.scratch, len(message.data)) == message.data, f"message {number}: wrong read"
         self.read += 1
 
     def say_goodbye(self) -> None:
-        """The line of our link (rank 1, link 0) in the peer's memory."""
+        """The word for it in each of our links' lines in the peer's memory."""
         self.memory.put(self.memory.staged, struct.pack("<I", 1))
-        self.link.post(verbs.IBV_WR_RDMA_WRITE, self.memory.staged, 4, self._host + LINE_BYTES * RANK, self._host_key)
-        self.link.drain()
-
-
-def _raw(gid: GID) -> bytes:
-    return bytes.fromhex(str(gid).replace(":", ""))
-
-
-def _address(context: Context) -> tuple[int, GID]:
-    """RoCE version 2 with an IPv4 address: in this machine the second entry."""
-    gid = context.query_gid(PORT, 1)
-    assert "ffff:" in str(gid), gid
-    return 1, gid
+        for number, link in enumerate(self.links):
+            line = self.peer.host + (RANK * len(self.links) + number) * LINE_BYTES
+            link.write(self.memory.staged, 4, line + GOODBYE, self.peer.host_key)
+            link.drain()
 
 
 def main() -> None:

@@ -89,15 +89,23 @@ void exchange(TransportKind kind, const Plan& plan, const ProxyOptions& options)
   CHECK_EQUAL(text_of(close_all(sides, 5 * kSecond)), std::string());
 }
 
-void send_one_more(Side& side, u32 peer) {
-  u64 ticket = 0;
-  (void)side.session->producer().push({0, 0, 4096, peer, 0, 1, 0, 0}, now_ns() + kNoticed, ticket);
-}
-
 Error fault_of(Side& side) {
   Error error;
   Proxy& proxy = side.session->proxy();
   CHECK_EQUAL(wait_bounded(now_ns() + kNoticed, [&] { return proxy.fault(error); }, [] { return false; }), 0);
+  return error;
+}
+
+Error fault_when_sending(Side& side, u32 peer) {
+  Error error;
+  Session& session = *side.session;
+  const u64 until_ns = now_ns() + kNoticed;
+  while (!session.proxy().fault(error)) {
+    u64 ticket = 0;
+    CHECK(now_ns() < until_ns);
+    (void)session.producer().push({0, 0, 4096, peer, 0, 1, 0, 0}, now_ns() + kSecond, ticket);
+    (void)wait_bounded(now_ns() + kSecond / 10, [&] { return session.proxy().fault(error); }, [] { return false; });
+  }
   return error;
 }
 

@@ -6,7 +6,6 @@
 #include <cstdlib>
 
 #include "host/verbs/link.h"
-#include "host/wait.h"
 #include "stream.h"
 #include "verbs_tests.h"
 
@@ -94,8 +93,7 @@ void a_wrong_key_is_refused(TransportKind kind) {
     CHECK_EQUAL(text_of(sides[1 - from].session->connect(from, blob)), std::string());
   }
   for (u32 rank = 0; rank < 2; ++rank) CHECK(!sides[rank].session->proxy().start());
-  send_one_more(sides[0], 1);
-  const Error error = fault_of(sides[0]);
+  const Error error = fault_when_sending(sides[0], 1);
   CHECK_EQUAL(error.number, EACCES);
   check_blame(error, {"rdma write", "rxe0/1", 1});
   u32 seen = 0;
@@ -113,8 +111,7 @@ void a_peer_that_has_left_is_named(TransportKind kind) {
   Sides sides;
   join_two(plan, options_for(plan), kind, sides);
   CHECK(!sides[1].session->proxy().stop(now_ns() + 5 * kSecond));
-  send_one_more(sides[0], 1);
-  const Error error = fault_of(sides[0]);
+  const Error error = fault_when_sending(sides[0], 1);
   CHECK_EQUAL(error.number, ENOTCONN);
   check_blame(error, {"post", "rxe0/1", 1});
 }
@@ -141,8 +138,7 @@ void a_killed_process_is_a_lost_peer(TransportKind kind) {
   const Outcome outcome = drive(plan, {&party, 1})[0];
   CHECK_EQUAL(other.status(), 128 + SIGKILL);
   CHECK_EQUAL(outcome.wrong, 0u);
-  send_one_more(sides[0], 1);
-  const Error error = fault_of(sides[0]);
+  const Error error = fault_when_sending(sides[0], 1);
   CHECK_EQUAL(error.number, ETIMEDOUT);
   check_blame(error, {"rdma write", "rxe0/1", 1});
   exchange(kind, share_of_messages(2), 1);
@@ -151,19 +147,25 @@ void a_killed_process_is_a_lost_peer(TransportKind kind) {
 void rc_and_a_killed_process() { a_killed_process_is_a_lost_peer(kRc); }
 void unordered_and_a_killed_process() { a_killed_process_is_a_lost_peer(kUnordered); }
 
+/// A change of the network, undone at the end.
+struct Changed {
+  Changed(const char* change, const char* undo) : undo(undo) { CHECK_EQUAL(std::system(change), 0); }
+  ~Changed() {
+    if (std::system(undo) != 0) std::printf("  failed: %s\n", undo);
+  }
+  Changed(const Changed&) = delete;
+  Changed& operator=(const Changed&) = delete;
+  const char* undo;
+};
+
 /// Packets to rank 1 go to a machine that there is not: nobody acknowledges, and the connection's tries end.
 void packets_that_nobody_takes_are_a_lost_peer(TransportKind kind) {
   const Plan plan;
   Sides sides;
   join_two(plan, options_for(plan), kind, sides);
-  CHECK_EQUAL(std::system("ip neigh change 10.77.0.2 lladdr 02:00:00:00:00:ff dev va nud permanent"), 0);
-  const u64 before = now_ns();
-  send_one_more(sides[0], 1);
-  Error error;
-  Proxy& proxy = sides[0].session->proxy();
-  const int waited = wait_bounded(before + 25 * kSecond, [&] { return proxy.fault(error); }, [] { return false; });
-  CHECK_EQUAL(std::system("ip neigh change 10.77.0.2 lladdr 02:00:00:00:00:0b dev va nud permanent"), 0);
-  CHECK_EQUAL(waited, 0);
+  const Changed neighbour("ip neigh change 10.77.0.2 lladdr 02:00:00:00:00:ff dev va nud permanent",
+                          "ip neigh change 10.77.0.2 lladdr 02:00:00:00:00:0b dev va nud permanent");
+  const Error error = fault_when_sending(sides[0], 1);
   CHECK_EQUAL(error.number, ETIMEDOUT);
   check_blame(error, {"rdma write", "rxe0/1", 1});
 }
@@ -187,13 +189,14 @@ void a_link_that_goes_down_is_an_error(TransportKind kind) {
   plan.messages = 2 * half + 2 * plan.slots;
   Sides sides;
   join_two(plan, options_to_drive(plan), kind, sides);
+  Error errors[2];
   const Party parties[] = {{&sides[0], 0, 1}, {&sides[1], 1, 0}};
   for (const Outcome& one : drive(plan, parties, half)) CHECK_EQUAL(one.wrong, 0u);
-  CHECK_EQUAL(std::system(kCableDown), 0);
-  send_one_more(sides[0], 1);
-  send_one_more(sides[1], 0);
-  const Error errors[] = {fault_of(sides[0]), fault_of(sides[1])};
-  CHECK_EQUAL(std::system(kCableUp), 0);
+  {
+    const Changed cable(kCableDown, kCableUp);
+    errors[0] = fault_when_sending(sides[0], 1);
+    errors[1] = fault_when_sending(sides[1], 0);
+  }
   for (int rank = 0; rank < 2; ++rank) {
     std::printf("  rank %d: %s\n", rank, text_of(errors[rank]).c_str());
     CHECK_EQUAL(errors[rank].number, ENETDOWN);  // rank 1's end of the cable has no carrier either

@@ -8,7 +8,7 @@ using namespace mk::host;
 
 namespace {
 
-void pyverbs_writes_to_us_and_reads_from_us() {
+void exchange_with_pyverbs(TransportKind kind) {
   Plan plan = plan_of(400);
   plan.max_bytes = 4096;  // Python makes the bytes up
   Child other({"/usr/bin/python3", "-B", "tests/rdma/independent.py"});
@@ -17,7 +17,7 @@ void pyverbs_writes_to_us_and_reads_from_us() {
   const std::string told = text.str();
   other.channel().send({reinterpret_cast<const u8*>(told.data()), told.size()});
   Sides sides(1);
-  join_one(plan, options_to_drive(plan), {0, kRc, "rxe0"}, other.channel(), sides[0]);
+  join_one(plan, options_to_drive(plan), {0, kind, "rxe0"}, other.channel(), sides[0]);
   const Party party{&sides[0], 0, 1};
   check_outcomes(plan, drive(plan, {&party, 1}));
   other.channel().meet();
@@ -25,10 +25,14 @@ void pyverbs_writes_to_us_and_reads_from_us() {
   CHECK_EQUAL(other.status(), 0);
 }
 
+void rc_with_pyverbs() { exchange_with_pyverbs(kRc); }
+void unordered_with_pyverbs() { exchange_with_pyverbs(kUnordered); }
+
 }  // namespace
 
 std::vector<Test> independent_tests() {
-  return {{"rc/pyverbs_writes_to_us_and_reads_from_us", pyverbs_writes_to_us_and_reads_from_us}};
+  return {{"rc/pyverbs_writes_to_us_and_reads_from_us", rc_with_pyverbs},
+          {"unordered/pyverbs_writes_to_us_and_reads_from_us", unordered_with_pyverbs}};
 }
 
 }  // namespace mk::test

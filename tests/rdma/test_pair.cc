@@ -74,8 +74,7 @@ void killed(TransportKind kind, u32 number) {
   }
   Sides sides(1);
   run(kNeverEnough, sides);
-  send_one_more(sides[0], 1);
-  const Error error = fault_of(sides[0]);
+  const Error error = fault_when_sending(sides[0], 1);
   CHECK_EQUAL(error.number, ETIMEDOUT);
   check_blame(error, {"rdma write", kDevice, 1});
 }
@@ -89,8 +88,7 @@ void link_down(TransportKind kind, u32 number) {
   join_one(plan, options_to_drive(plan), {rank, kind, kDevice}, channel, sides[0]);
   run_into(plan, rank, sides, rank == 0 ? plan.messages / 4 : kNeverEnough);
   if (rank == 0) CHECK_EQUAL(std::system("ip link set wire down"), 0);
-  send_one_more(sides[0], 1 - rank);
-  const Error error = fault_of(sides[0]);
+  const Error error = fault_when_sending(sides[0], 1 - rank);
   if (rank == 0) CHECK_EQUAL(std::system("ip link set wire up"), 0);
   std::printf("  rank %u: %s\n", rank, text_of(error).c_str());
   CHECK_EQUAL(error.number, rank == 0 ? ENETDOWN : ETIMEDOUT);

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,7 @@ EXPECTED = {
         "nobody_counts_come_too_early",
         "many_messages",
         "takes_nothing",
+        "pyverbs_writes_to_us_and_reads",
         *FAULTS,
     ),
     "srd": ("says_what_is_missing",),
@@ -54,13 +56,14 @@ def output(request: pytest.FixtureRequest) -> Iterator[str]:
         pytest.skip("no infiniband/verbs.h (tools/rdma/run_vm.sh -i installs what is needed)")
     build("--folder", str(ROOT / "build" / "host-rdma"), "--target", "mkproxy_rdma_tests", "--", "-DMK_TESTS=ON")
     build()  # what torch's processes load
-    with_bootstrap = "1" if request.param == ALL else ""
-    variables = ("-e", f"MK_RDMA_MESSAGES={request.param}", "-e", f"BOOTSTRAP={with_bootstrap}")
+    with_torch = "yes" if request.param == ALL else ""
+    variables = ("-e", f"MK_RDMA_MESSAGES={request.param}", "-e", f"WITH_TORCH={with_torch}")
     command = [str(RUN_VM), "-p", "-t", "300", *variables, str(GUEST)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=330, check=False)
     if done.returncode == CANNOT_RUN:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stdout + done.stderr
+    sys.stdout.write(done.stdout)  # `make test-rdma` shows it
     yield done.stdout
 
 

@@ -38,10 +38,11 @@ void check_outcomes(const Plan& plan, std::span<const Outcome> outcomes);
 void exchange(TransportKind kind, const Plan& plan, const ProxyOptions& options);
 void exchange(TransportKind kind, const Plan& plan, u32 lanes);
 
-/// A rank that has nothing on its way does not learn that its peer is gone.
-void send_one_more(Side& side, u32 peer);
 /// The first failure of a proxy, awaited.
 host::Error fault_of(Side& side);
+/// The same of one that goes on sending: who has nothing on its way does not learn that its peer is gone, and a peer's
+/// NIC may still take what comes over some of its connections.
+host::Error fault_when_sending(Side& side, u32 peer);
 /// What a failure must name.
 struct Blame {
   const char* call;
