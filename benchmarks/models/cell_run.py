@@ -18,7 +18,7 @@ from mkcompile.runtime import trace, wiring
 
 from . import correct
 from .blocks import Workload, workload
-from .cells import LOSS_ROWS, TRUTH_ROWS, Cell
+from .cells import LOSS_ROWS, TRUTH_ROWS, VARIANT, Cell
 from .contenders import Call, Contender
 from .overlap import overlap_in, record
 from .plan import Entry, Place, Plan, Row
@@ -213,7 +213,8 @@ class CellRun:
                 known["arena_bytes"] = arena_bytes()
             partial_row = any(f"{one}_ms" not in entry.row for one in self.passes) and entry.works
             known |= {"unfinished": True} if partial_row and self.plan.times else {}
-            known |= {"options": self.plan.options} if name == "mkernel" and self.plan.options else {}
+            options = entry.contender.options
+            known |= {"options": options} if name in ("mkernel", VARIANT) and options else {}
             found.append({**_identity(self.cell), "contender": name, **entry.row, **known})
             for which in self.passes:
                 entry.row.pop(f"{which}_profile", None)  # long, and written once
@@ -259,7 +260,7 @@ def run_cell(cell: Cell, plan: Plan, place: Place) -> list[Row]:
         own = cache and cache / "-".join(map(str, cell.key)).replace(" ", "") / name
         contender = Contender(
             name=name, module=load.module, graphs=cell.graphs, cache=own if plan.compile_times else cache,
-            keeps=plan.compile_times, options=plan.options, compiled=turn.enter,
+            keeps=plan.compile_times, options=plan.variant if name == VARIANT else plan.options, compiled=turn.enter,
         )  # fmt: skip
         run.entries[name] = Entry(contender, contender.call())
     _measure(run)

@@ -34,6 +34,8 @@ OWN_PLAN = "own plan"
 WHOLE_TOKENS = ((1, 2048), (1, 1), (8, 1), (64, 1))
 MODES = ("default", "reduce-overhead")
 CONTENDERS = ("eager", "inductor", "async_tp", "mkernel")
+#: Ours with other options, beside ours in the same cell, where it is asked for.
+VARIANT = "variant"
 #: Rows up to which a model in fp32 is the truth; above, eager alone is compared with.
 TRUTH_ROWS = 2048
 #: Rows up to which a cell also trains 20 steps.
@@ -82,7 +84,7 @@ class Cell:
             absent.add("async_tp")
         if self.graphs:
             absent.add("eager")
-        return tuple(one for one in CONTENDERS if one in wanted and one not in absent)
+        return tuple(one for one in (*CONTENDERS, VARIANT) if one in wanted and one not in absent)
 
     @property
     def work(self) -> int:

@@ -28,7 +28,7 @@ from rich.console import Console
 from mkcompile.inspect.ranks import Launch, RankError, run_ranks
 
 from . import results
-from .cells import CONTENDERS, FORMS, MODELS, MODES, WHOLE, Cell, Selection
+from .cells import CONTENDERS, FORMS, MODELS, MODES, VARIANT, WHOLE, Cell, Selection
 from .plan import Plan
 from .predict import predict
 from .progress import Progress
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     selection = Selection(
         models=tuple(given.model), forms=tuple(given.form), tokens=tuple(given.tokens), modes=tuple(given.mode)
     )
-    wanted = tuple(given.contender or CONTENDERS)
+    wanted = (*(given.contender or CONTENDERS), *((VARIANT,) if given.variant else ()))
     found = {} if given.again else results.read(given.out)
     every = in_order(selection.cells(device), given.select)
     cells = [cell for cell in every if not results.is_done(cell, cell.contenders(wanted, device), found)]
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     plan = Plan(
         contenders=wanted, device=device, budget_s=given.row_s, train=not given.forward_only,
         compile_times=given.compile_times, profile=given.profile, quiet=given.quiet,
-        timeline=given.timeline, options=dict(given.option),
+        timeline=given.timeline, options=dict(given.option), variant=dict(given.variant),
     )  # fmt: skip
     lanes = torch.cuda.device_count() // WORLD_SIZE if device == "cuda" else 1
     num_pairs = -(-len(cells) // lanes) if given.quiet else given.pairs
@@ -111,6 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--forward-only", action="store_true", help="leave backward out")
     parser.add_argument("--compile-times", action="store_true", help="compile cold and warm, and time nothing else")
     parser.add_argument("--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="of ours")
+    beside = "of ours once more, in turn with ours"
+    parser.add_argument("--variant", type=_option, action="append", default=[], metavar="NAME=VALUE", help=beside)
     parser.add_argument("--profile", action="store_true", help="one step of each row under torch's profiler")
     parser.add_argument("--timeline", action="store_true", help="what our kernels expose, from their own timelines")
     parser.add_argument("--predict", action="store_true", help="what explain predicts for each row, computed beside")

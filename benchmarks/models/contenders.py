@@ -19,6 +19,8 @@ from torch._inductor.utils import clear_caches
 
 from mkcompile.backend import mkernel
 
+from .cells import VARIANT
+
 Call = Callable[[Tensor], Tensor]
 
 
@@ -82,7 +84,7 @@ class Contender:
 
     def _backend(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         options: dict[str, Any] = {"triton.cudagraphs": self.graphs}
-        if self.name == "mkernel":
+        if self.name in ("mkernel", VARIANT):
             graph = mkernel(gm, example_inputs, options=options | self.options)
         else:
             options["_micro_pipeline_tp"] = self.name == "async_tp"

@@ -24,7 +24,8 @@ class Plan:
     second time from them, and nothing else is timed; else all share what Triton has compiled. `profile`: look at one
     step of each contender with torch's profiler, and of ours with kernels that write their timelines. `quiet`: no pair
     compiles while another one times, so that every pair should have one cell only. `timeline`: kernels write their
-    timelines from the start, also into CUDA graphs; nothing is timed. `options`: of our backend.
+    timelines from the start, also into CUDA graphs; nothing is timed. `options`: of our backend, `variant`: of
+    the contender of that name.
     """
 
     contenders: tuple[str, ...]
@@ -36,6 +37,7 @@ class Plan:
     quiet: bool
     timeline: bool = False
     options: dict[str, str] = field(default_factory=dict)
+    variant: dict[str, str] = field(default_factory=dict)
 
     @property
     def times(self) -> bool:

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from .cells import CONTENDERS, MODELS, MODES, WHOLE, Key
+from .cells import CONTENDERS, MODELS, MODES, VARIANT, WHOLE, Key
 from .results import Row, RowKey, read
 
 OURS = "mkernel"
 PASSES = {"fwd": "forward", "fwdbwd": "forward + backward"}
 BEGIN, END = "<!-- models: made by python -m benchmarks.models.table -->", "<!-- /models -->"
-_NAMES = {"eager": "eager", "inductor": "Inductor", "async_tp": "async TP", OURS: "mkcompile"}
+_NAMES = {"eager": "eager", "inductor": "Inductor", "async_tp": "async TP", OURS: "mkcompile", VARIANT: "variant"}
 #: What counts as level. Source: the project's bar for rows where nothing can be fused.
 LEVEL = 0.01
 
