@@ -27,7 +27,8 @@ class Settings:
     Units: `arena_bytes` bytes a group; `timeout_s` seconds (0: the process group's own timeout); `sm_reserve` SMs, the
     most that a launch leaves to other kernels, or what each leaves where `is_sm_reserve_given`, which has no variable.
     `network`: how ranks on different nodes reach each other: `auto`, a transport (`tcp`, `rc`, `srd`), or one with its
-    interface or NIC (`tcp:eth1`, `rc:mlx5_0`). `node`: the name of the node that this process is on; empty: found out.
+    interface or NIC (`tcp:eth1`, `rc:mlx5_0`), or with NICs of which each rank takes the nearest (`rc:mlx5_0,mlx5_1`).
+    `node`: the name of the node that this process is on; empty: found out.
     `launches_block`: CUDA_LAUNCH_BLOCKING is set; it has no variable of ours.
     """
 

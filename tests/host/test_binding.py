@@ -191,6 +191,8 @@ def test_what_the_library_refuses_is_typed() -> None:
     memory = torch.zeros(SIZE, dtype=torch.uint8)
     with pytest.raises(NoDeviceError, match="no-such0"):
         open_one(0, memory, ProxyConfig(transport="tcp", device="no-such0"))
+    with pytest.raises(OptionError, match="with_nic"):
+        open_one(0, memory, ProxyConfig(transport="rc", device="mlx5_0,mlx5_1"))
     with pytest.raises(TransportError, match="1 to 64 connections"):
         open_one(0, memory, ProxyConfig(transport="tcp", lanes=65))
 

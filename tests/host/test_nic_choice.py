@@ -184,5 +184,7 @@ def test_a_config_that_names_one_nic_or_none_at_hand_stays_as_it_is() -> None:
         ProxyConfig(transport="emulated"),
     ):
         assert with_nic(config, None) == config
+    many = ",".join(f"mlx5_{i}" for i in range(16))
+    assert len(with_nic(ProxyConfig(transport="rc", device=many), None).device) < len(many)
     with_two = with_nic(ProxyConfig(transport="rc", device="no-such0,no-such1"), None)
     assert with_two.device == "no-such0"  # which the proxy then refuses, by its name, on all ranks

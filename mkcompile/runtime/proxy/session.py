@@ -10,7 +10,7 @@ import errno
 import weakref
 from dataclasses import dataclass
 
-from mkcompile.errors import MkcompileError, PeerTimeoutError, WaitReport
+from mkcompile.errors import MkcompileError, OptionError, PeerTimeoutError, WaitReport
 from mkcompile.runtime.proxy import abi
 from mkcompile.runtime.proxy.failures import exception_of, ring_full
 from mkcompile.runtime.proxy.library import library
@@ -52,7 +52,9 @@ class ProxyEvent:
 
 
 def proxy_options(place: Place, region: Region, config: ProxyConfig, hooks: Hooks, ring: Ring) -> abi.ProxyOptions:
-    """All of it as the library takes it."""
+    """All of it as the library takes it. Raises: OptionError where several devices are left to choose from."""
+    if "," in config.device:
+        raise OptionError(f"a proxy has one device, got {config.device}: with_nic() chooses")
     options = abi.ProxyOptions(
         region_base=region.address,
         region_bytes=region.size_bytes,

@@ -54,8 +54,9 @@ class ProxyConfig:
     def __post_init__(self) -> None:
         if self.transport not in abi.TRANSPORTS:
             raise OptionError(f"transport must be one of {', '.join(abi.TRANSPORTS)}; got {self.transport!r}")
-        if len(self.device.encode()) >= abi.DEVICE_NAME_BYTES:
-            raise OptionError(f"device name {self.device!r} is too long")
+        for name in self.device.split(","):  # several: `with_nic` chooses
+            if len(name.encode()) >= abi.DEVICE_NAME_BYTES:
+                raise OptionError(f"device name {name!r} is too long")
         if min(self.lanes, self.max_outstanding, self.ring_capacity) < 1 or self.timeline_capacity < 0:
             raise OptionError("lanes, max_outstanding and ring_capacity are at least 1")
 
