@@ -1,2 +1,0 @@
-cd /tmp/vh && rm -rf build/host-thread && time .venv/bin/python tools/build_proxy.py --folder /tmp/vh/build/host-thread --target mkproxy_tests -- -DMK_TESTS=ON -DMK_SANITIZE=thread -DCMAKE_BUILD_TYPE=None
-for i in 1 2 3; do time timeout 200 setarch -R build/host-thread/mkproxy_tests --without emulated/flags_that_nobody_counts_come_too_early rc/order_that_a_nic_does_not_keep_is_seen > tsan.out 2> tsan.err; echo rc $? ok $(grep -c "^ok" tsan.out) warnings $(grep -c WARNING tsan.err); grep -A1 FAILED tsan.out; done
