@@ -24,8 +24,10 @@ _PUSH_CHUNK_BYTES = 16 << 10  # an image
 _GROUP_ROWS = 128
 # Smaller chunks cost more than they bring forward. Source: benchmarks/results/2xh200/gather_sweep.jsonl.
 _ENGINE_CHUNK_BYTES, _MOST_CHUNKS = 16 << 20, 8
-# Tiles of 64 rows read operands that tiles of 128 share. Source: the same.
-_HALF_TILE_FACTOR = 1.25
+# Tiles of 64 rows read operands that tiles of 128 share; tiles of 128 columns gain less than alone. Source: the same.
+_HALF_TILE_FACTOR, _NARROW_FACTOR = 1.25, 1.06
+# A k-block of 64 of the smallest tile. Source: benchmarks/results/2xh200/gather_small.jsonl.
+_BLOCK_K, _BLOCK_US = 64, 0.4
 # The library's products of a shard, over what is predicted of a whole one. Source: the same.
 _LIBRARY_FACTOR = 0.95
 # Host time of a call by the library, whose products are calls of torch: half of what one process took for two ranks.
@@ -79,8 +81,9 @@ class Gather:
     def tile_us(self, case: Case) -> float:
         """One tile, with its start."""
         half = case.tile.rows == 64 and not self.together
-        factor = _HALF_TILE_FACTOR if half else 1.0
-        return case.compute().tile_us * factor + case.machine.constants.tile_start_us
+        factor = _HALF_TILE_FACTOR if half else _NARROW_FACTOR if case.tile.columns == 128 else 1.0
+        least_us = ceil(case.gemm.k / _BLOCK_K) * _BLOCK_US
+        return max(case.compute().tile_us * factor, least_us) + case.machine.constants.tile_start_us
 
     def push(self, tile: Tile) -> Candidate:
         """All blocks push beside their products; tiles begin with the first k-blocks that come."""
@@ -142,8 +145,10 @@ class Gather:
         case = site.case(site.gemm(), GATHER_TILES[0])
         one, peers = site.problem, site.span.per_node - 1
         rows = [self.shard_rows] + [ceil(self.shard_rows / chunks)] * chunks * peers
+        columns = ceil(one.n / one.num_gemms)
         products = [
-            cublas_us(Gemm(m=m, n=one.n, k=one.k, dtype_bytes=one.dtype_bytes), site.topology.gpu, constants)
+            one.num_gemms
+            * cublas_us(Gemm(m=m, n=columns, k=one.k, dtype_bytes=one.dtype_bytes), site.topology.gpu, constants)
             for m in rows
         ]
         busy = self._beside_engine(_LIBRARY_FACTOR * sum(products))

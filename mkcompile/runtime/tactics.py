@@ -18,7 +18,9 @@ from mkcompile.runtime.form import Form
 from mkcompile.runtime.gather_form import GatherForm
 from mkcompile.runtime.gather_schedule import (
     GatherChoice,
+    Variant,
     can_stream_gather,
+    choose_gather,
     engine_choice,
     library_choice,
     pull_choice,
@@ -41,6 +43,7 @@ AVAILABLE = frozenset(
     }
 )  # fmt: skip
 _LOG = logging.getLogger(__name__)
+_USUAL_GRID = 128
 _STAGED, _DIRECT = "gemm_all_reduce/staged", "gemm_all_reduce/direct"
 
 Tactic = tuple[KernelConfig, TileSchedule]
@@ -134,6 +137,14 @@ def from_plan(form: Form, plan: Plan, max_grid: int) -> Tactic | None:
     return form.config.with_tile(*tile), schedule
 
 
+def _tile_for_widths(form: GatherForm, variant: Variant) -> tuple[int, int] | None:
+    """For weights of different widths, of which a plan knows the sum only. The same on every rank."""
+    if len(set(form.size.n)) == 1:
+        return None
+    best = choose_gather(form.config, form.size, _USUAL_GRID, form.returned, variant).config
+    return best.block_m, best.block_n
+
+
 def gather_from_plan(form: GatherForm, plan: Plan, max_grid: int) -> GatherChoice | None:
     """The same for an all-gather; its order and what is sent together follow the size."""
     tile = (plan.tile.rows, plan.tile.columns)
@@ -148,7 +159,7 @@ def gather_from_plan(form: GatherForm, plan: Plan, max_grid: int) -> GatherChoic
         return stream_choice(form.config, form.size, max_grid, streamed) if possible else None
     if plan.variant not in ("push", "pull", "remote_read", "copy_engine") or tile not in GATHER_TILES:
         return None
-    config = form.config.with_tile(*tile)
+    config = form.config.with_tile(*(_tile_for_widths(form, plan.variant) or tile))  # type: ignore[arg-type]
     if plan.variant == "pull":
         return None if form.returned else pull_choice(config, form.size, max_grid)
     if plan.variant == "push":
