@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from mkcompile.errors import NoDeviceError
 from mkcompile.runtime.proxy import Command, Place, Proxy, ProxyConfig, Region, Ring
 from mkcompile.runtime.proxy.cuda import cuda_hooks, export, exported, open_engine
 
@@ -32,19 +33,23 @@ def region_of(memory: torch.Tensor) -> Region:
 def test_memory_is_exported_as_a_dma_buf() -> None:
     engine = open_engine(0)
     memory = torch.zeros(3 << 20, dtype=torch.uint8, device="cuda:0")
-    inside = export(engine, memory.data_ptr() + 512, 1 << 20)
+    try:
+        inside = export(engine, memory.data_ptr() + 512, 1 << 20)
+    except NoDeviceError as error:
+        pytest.skip(str(error))
     assert inside.offset_bytes >= 512
-    assert os.readlink(f"/proc/self/fd/{inside.descriptor}").startswith("/dmabuf:")
+    assert "dmabuf" in os.readlink(f"/proc/self/fd/{inside.descriptor}")
     assert exported(engine, region_of(memory)).dmabuf >= 0
     assert engine.write_order in ("in order", "flushed")
 
 
 def test_the_context_of_the_caller_stays_as_it_was() -> None:
     device = torch.cuda.device_count() - 1
-    torch.cuda.set_device(device)
-    open_engine(0)
-    assert torch.cuda.current_device() == device
-    torch.zeros(1, device="cuda")
+    with torch.cuda.device(device):
+        engine = open_engine(0)
+        assert torch.cuda.current_device() == device
+        del engine
+        assert torch.cuda.current_device() == device and torch.zeros(1, device="cuda").device.index == device
 
 
 @pytest.mark.parametrize("bounces", [True, False])
