@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from mkcompile.ops.registry import register
 
 FORM_INPUT, FORM_TRANSPOSED, FORM_WEIGHT, FORM_WEIGHT_TRANSPOSED = range(4)
 _FORMS = range(4)
+_Operand = TypeVar("_Operand")
 _WEIGHTS_LEFT = (FORM_WEIGHT, FORM_WEIGHT_TRANSPOSED)
 
 
@@ -100,21 +101,10 @@ class AllGatherGemm:
 
         None where the call is of one kind.
         """
-        made = [i for i, form in enumerate(self.forms) if form == FORM_INPUT]
-        if not made or len(made) == len(self.forms):
+        w, bias = of_form_input(self.w, self.forms), of_form_input(self.bias, self.forms)
+        if not w or len(w) == len(self.w):
             return None
-        w, bias = [self.w[i] for i in made], [self.bias[i] for i in made]
-        return replace(self, w=w, bias=bias, forms=[FORM_INPUT] * len(made), return_gathered=True)
-
-    def completed(self, made: Sequence[Tensor]) -> list[Tensor]:
-        """All results, from those of `of_kernels`."""
-        *products, gathered = made
-        ready, gathered_MK = iter(products), gathered.reshape(-1, gathered.shape[-1])
-        every = [
-            next(ready) if form == FORM_INPUT else _product(gathered_MK, w, None, form)
-            for w, form in zip(self.w, self.forms, strict=True)
-        ]
-        return [*every, gathered] if self.return_gathered else every
+        return replace(self, w=w, bias=bias, forms=[FORM_INPUT] * len(w), return_gathered=True)
 
     def fake(self) -> list[Tensor]:
         """Empty products, then an empty gathered tensor where it is returned."""
@@ -215,6 +205,22 @@ class AllGatherScaledGemm:
         """That of `AllGatherGemm`, of 8-bit operands."""
         rows = prod(self._plain.gathered_shape()[:-1])
         return _scaled.scaled_problem(self._plain.problem(), self, rows, self.w[0].shape[1])
+
+
+def of_form_input(operands: Sequence[_Operand], forms: Sequence[int]) -> list[_Operand]:
+    """Those that belong to products of form 0."""
+    return [one for one, form in zip(operands, forms, strict=True) if form == FORM_INPUT]
+
+
+def completed(made: Sequence[Tensor], w: Sequence[Tensor], forms: Sequence[int], return_gathered: bool) -> list[Tensor]:
+    """All results of a mixed call, from those of its `of_kernels`."""
+    *products, gathered = made
+    ready, gathered_MK = iter(products), gathered.reshape(-1, gathered.shape[-1])
+    every = [
+        next(ready) if form == FORM_INPUT else _product(gathered_MK, weight, None, form)
+        for weight, form in zip(w, forms, strict=True)
+    ]
+    return [*every, gathered] if return_gathered else every
 
 
 def _product(gathered_MK: Tensor, weight: Tensor, bias: Tensor | None, form: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mkcompile.config import settings
-from mkcompile.ops.all_gather_gemm import AllGatherGemm
+from mkcompile.ops.all_gather_gemm import AllGatherGemm, completed, of_form_input
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
 from mkcompile.ops.groups import find
@@ -53,6 +53,22 @@ class _Unfused:
 _Decision = Operation | GatherOperation | _Unfused
 
 
+@dataclass(frozen=True, slots=True)
+class _Mixed:
+    """The short way of gathers with products that no kernel makes. `short`: of the part that kernels make."""
+
+    short: Shortcut
+    forms: tuple[int, ...]
+    returned: bool
+
+    def __call__(
+        self, x: Tensor, w: Sequence[Tensor], bias: Sequence[Tensor | None], forms: Sequence[int], *options: Any
+    ) -> list[Tensor] | None:
+        """As a call, None where there is anything to decide. Raises: as a call."""
+        made = self.short(x, of_form_input(w, self.forms), of_form_input(bias, self.forms), forms, *options)
+        return None if made is None else completed(made, w, self.forms, self.returned)
+
+
 class Launcher(ShortcutLauncher):
     """All fused launches of this process. Called with every operator call; None leaves it to the reference."""
 
@@ -77,7 +93,7 @@ class Launcher(ShortcutLauncher):
             return None
         if isinstance(call, AllGatherGemm) and (part := call.of_kernels()) is not None:
             made = self(part)
-            return None if made is None else call.completed(made)
+            return None if made is None else completed(made, call.w, call.forms, call.return_gathered)
         signature = _signature_of(call)
         operation = self._operations.get(signature)
         if operation is None or not _holds(operation, call.group):
@@ -98,6 +114,9 @@ class Launcher(ShortcutLauncher):
         """Without a look-up by shapes: the caller answers for them."""
         if not isinstance(call, (GemmReduceScatter, GemmAllReduce, AllGatherGemm)):
             return None
+        if isinstance(call, AllGatherGemm) and (part := call.of_kernels()) is not None:
+            short = self.shortcut_like(part)
+            return None if short is None else _Mixed(short, tuple(call.forms), call.return_gathered)
         operation = self._operations.get(_signature_of(call))
         return operation.again if isinstance(operation, (Operation, GatherOperation)) else None
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from mkcompile.errors import GroupError, OperatorInputError
-from mkcompile.ops.all_gather_gemm import AllGatherGemm
+from mkcompile.ops.all_gather_gemm import AllGatherGemm, completed
 from tests.captured import fake_group
 from tests.lockstep import World, run
 
@@ -55,7 +55,8 @@ def test_a_mixed_call_is_what_kernels_make_and_the_rest(returned: bool) -> None:
     gathered = torch.cat([call(rank, 1).x for rank in range(WORLD_SIZE)], 1)
     part = given.of_kernels()
     assert part is not None and list(part.forms) == [0] and part.return_gathered
-    found, wanted = given.completed(part.of_gathered(gathered)), given.of_gathered(gathered)
+    found = completed(part.of_gathered(gathered), given.w, given.forms, returned)
+    wanted = given.of_gathered(gathered)
     assert len(found) == len(wanted) == 4 + returned
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
     assert part.of_kernels() is None

@@ -60,6 +60,10 @@ def test_products_that_no_kernel_makes_follow_one_that_gathers(launcher: Launche
     assert outs is not None and [tuple(out.shape) for out in outs] == [(64, 48), (256, 512)]
     (block,) = fake_driver.launches
     assert (block.m, block.k[0], block.world) == (256, 64, 2)
+    short = launcher.shortcut_like(mixed)
+    assert short is not None
+    again = short(*arguments(mixed))
+    assert [tuple(out.shape) for out in again] == [(64, 48), (256, 512)] and len(fake_driver.launches) == 2
 
 
 def test_later_calls_come_by_the_short_way(launcher: Launcher, fake_driver: FakeDriver) -> None:
