@@ -9,7 +9,7 @@ using namespace mk::host;
 namespace {
 
 void exchange_with_pyverbs(TransportKind kind) {
-  Plan plan = plan_of(400);
+  Plan plan = plan_of(std::min<u64>(400, many_messages() / 20));
   plan.max_bytes = 4096;  // Python makes the bytes up
   Child other({"/usr/bin/python3", "-B", "tests/rdma/independent.py"});
   std::ostringstream text;
