@@ -45,13 +45,6 @@ struct Panel {
     v[4] += Element::low(partial.z), v[5] += Element::high(partial.z);
     v[6] += Element::low(partial.w), v[7] += Element::high(partial.w);
   }
-  MK_DEVICE void set(int fragment, Vector4 partial) {
-    float* v = values + fragment * 8;
-    v[0] = Element::low(partial.x), v[1] = Element::high(partial.x);
-    v[2] = Element::low(partial.y), v[3] = Element::high(partial.y);
-    v[4] = Element::low(partial.z), v[5] = Element::high(partial.z);
-    v[6] = Element::low(partial.w), v[7] = Element::high(partial.w);
-  }
   MK_DEVICE void add_bias(u64 address, u32 n, i32 column) {
     const u32* bias = reinterpret_cast<const u32*>(address);
 #pragma unroll
