@@ -17,7 +17,7 @@ Variant = Literal["push", "remote_read", "copy_engine", "library", "network", "s
 #: What all blocks together move to the peers, and what they read there, bytes a microsecond; and what products lose
 #: meanwhile. Source: docs/decisions/307-all-gather.md.
 _PUSH_BYTES_PER_US, _READ_BYTES_PER_US, _PULL_BYTES_PER_US = 182e3, 326e3, 300e3
-_BESIDE_MOVING = 0.05
+_BESIDE_MOVING = 0.25
 #: Copy engine: rate, start, and what each chunk and its flag cost.
 _ENGINE_BYTES_PER_US, _ENGINE_START_US, _ENGINE_CHUNK_US = 366e3, 8.0, 6.0
 _ENGINE_CHUNK_BYTES, _MAX_CHUNKS = 16 << 20, 8
