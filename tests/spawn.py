@@ -33,6 +33,7 @@ from typing import Any
 Case = Callable[[int, int], Any]
 
 _POLL_S = 0.01
+_LATE_S = 60.0
 # Imported once, in the server that ranks are forked from.
 _PRELOAD = ("torch.distributed", "torch.distributed.tensor", "tests.warm")
 
@@ -176,11 +177,7 @@ def _rank_main(rank: int, job: _Job) -> None:
             partial = target.with_name(target.name + ".partial")
             partial.write_bytes(pickle.dumps(result))
             partial.rename(target)
-            is_last = name == list(job.cases)[-1]
-            if not job.one_group or is_last or _any_failed(job, name):
-                _leave_group()
-            else:
-                _leave_subgroups()
+            _between_cases(job, name)
         faulthandler.cancel_dump_traceback_later()
 
 
@@ -216,10 +213,21 @@ def _run_one(case: Case, rank: int, job: _Job, name: str) -> RankResult:
         _forget_compiled()
 
 
+def _between_cases(job: _Job, name: str) -> None:
+    """All ranks come to the next case together: a new group's short timeout counts for its connections, too."""
+    is_last = name == list(job.cases)[-1]
+    if is_last or not job.one_group:
+        _leave_group()
+    if not is_last and _any_failed(job, name):
+        _leave_group()
+    elif not is_last:
+        _leave_subgroups()
+
+
 def _any_failed(job: _Job, name: str) -> bool:
     """Did the case fail on any rank? Then their next collectives might not fit. Waits until all have finished it."""
     paths = [_result_path(job, name, rank) for rank in range(job.world_size)]
-    deadline = min(job.deadline, time.monotonic() + job.group_timeout_s)
+    deadline = min(job.deadline, time.monotonic() + max(job.group_timeout_s, _LATE_S))
     while time.monotonic() < deadline and not all(path.exists() for path in paths):
         time.sleep(_POLL_S)
     results = [pickle.loads(path.read_bytes()) for path in paths if path.exists()]
