@@ -1,6 +1,6 @@
-# In the virtual machines: the proxy's tests over real ibverbs; each machine's own first, then those of the pair. With
-# $WITH_TORCH also two Python processes whose proxies meet through the process group's store; that is the long run, where
-# the first machine takes the faults over from the second, which needs longer.
+# In the virtual machines: the proxy's tests over real ibverbs; each machine's own first, then those of the pair.
+# $WITH_TORCH: the long run, with two Python processes whose proxies meet through the process group's store; there the
+# first machine takes the faults over from the second, which needs longer.
 program=build/host-rdma/mkproxy_rdma_tests
 status=0
 case $VM_RANK$WITH_TORCH in
@@ -10,6 +10,9 @@ case $VM_RANK$WITH_TORCH in
     1yes) own="unordered/every unordered/flags unordered/many" ;;
 esac
 $program $own || status=1
+if [ "$VM_RANK" = 0 ]; then # what `doctor` shows of the NICs, by libraries that are not ours
+    view=$(/usr/bin/python3 -I mkcompile/inspect/doctor/pyverbs_view.py 2>&1) && echo "ok doctor/$view" || status=1
+fi
 [ -n "$VM_ADDRESS" ] || exit $status
 $program pair || status=1
 [ -n "$WITH_TORCH" ] || exit $status

@@ -47,6 +47,7 @@ EXPECTED = {
 }
 #: In `make test-rdma` only: two processes with torch, whose start alone takes half a minute there.
 BOOTSTRAP = ("chosen_where_all_have_it", "meet_through_the_store", "killed_peer_is_named")
+DOCTOR = ("rxe0", "rxe1", "RoCE v2")
 COUNTS = (pytest.param(FEW, id="few"), pytest.param(ALL, id="all", marks=pytest.mark.slow))
 
 
@@ -73,6 +74,12 @@ def test_the_proxy_works_over_real_verbs(output: str, kind: str) -> None:
     passed = re.findall(rf"^[ab]: ok {kind}/(\S+)", output, re.MULTILINE)
     for part in EXPECTED[kind]:
         assert any(part in name for name in passed), f"{kind}: {part} did not run\n{output}"
+
+
+@pytest.mark.parametrize("output", COUNTS, indirect=True)
+def test_doctor_names_the_devices_and_their_addresses(output: str) -> None:
+    seen = re.search(r"^a: ok doctor/(.*)", output, re.MULTILINE)
+    assert seen and all(part in seen[1] for part in DOCTOR), output
 
 
 @pytest.mark.slow
