@@ -24,7 +24,7 @@ from mkcompile.runtime.streams import DriverStreams
 from .workspaces import Arena, symmetric_matrix
 
 _SM_RESERVE = 4
-VARIANTS: tuple[Variant, ...] = ("push", "copy_engine", "library")
+VARIANTS: tuple[Variant, ...] = ("push", "pull", "copy_engine", "library")
 
 
 @dataclass(slots=True)
