@@ -68,9 +68,10 @@ class Constants:
     mailbox_us: float
     sm_load_gbps: float
     stream_start_us: float
-    stream_hbm_fraction: float
+    stream_launch_us: float
     stream_link_fraction: float
     stream_overlap: float
+    stream_turns: float
     stream_reread: float
     stream_exponent: float
     gather_push_fraction: float

@@ -12,18 +12,19 @@ from mkcompile.ops.problem import Problem
 from mkcompile.plan.constants import Constants
 from mkcompile.plan.plan import Tile
 from mkcompile.plan.site import Site
-from mkcompile.plan.stream import STREAM_TILES, Stream
+from mkcompile.plan.stream import STREAM_TILES, Stream, Way
 from mkcompile.plan.topology import PRESETS
 
 FILE = "small_sweep_handed_over.jsonl"
-_VARIANT = re.compile(r"_(\d+)x(\d+)_s\d+_.*stream(\d)(?:_pp|_ho)? grid\d+")
+_VARIANT = re.compile(r"_(\d+)x(\d+)_s\d+_.*stream(\d)(_pp|_ho)? grid\d+")
+_WAYS: Mapping[str | None, Way] = {"_pp": "turns", "_ho": "handed", None: "together"}
 TILE_BOUNDS: Mapping[str, tuple[float, float]] = {str(t).rpartition("x")[0]: (0.15, 1.15) for t in STREAM_TILES}
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "mailbox_us": (0.5, 6.0),
     "cluster_us": (0.0, 4.0),
     "sm_load_gbps": (60.0, 300.0),
     "stream_start_us": (0.0, 3.0),
-    "stream_hbm_fraction": (0.7, 1.0),
+    "stream_launch_us": (0.0, 5.0),
     "stream_link_fraction": (0.3, 1.0),
     "stream_overlap": (0.0, 1.0),
     "stream_reread": (0.0, 1.0),
@@ -53,13 +54,15 @@ def stream_rows(folder: Path) -> list[StreamRow]:
         row = json.loads(line)
         matched = _VARIANT.search(row["variant"])
         if matched is not None:
-            rows, columns, split = map(int, matched.groups())
+            rows, columns, split = map(int, matched.groups()[:3])
+            if not any((tile.rows, tile.columns) == (rows, columns) for tile in STREAM_TILES):
+                continue
             problem = Problem(
                 operator="gemm_all_reduce" if row["op"] == "gemm" else row["op"],
                 m=row["M"], n=row["N"], k=row["K"], world_size=row["world"], dtype=row["dtype"], dtype_bytes=2,
             )  # fmt: skip
             site = Site(problem=problem, topology=PRESETS["2xh200"], reserve_sms=4)
-            stream = Stream(site=site, tile=Tile(rows=rows, columns=columns), split=split)
+            stream = Stream(site=site, tile=Tile(rows=rows, columns=columns), split=split, how=_WAYS[matched[4]])
             found.append(StreamRow(operator=row["op"], stream=stream, us=row["ms"] * 1e3))
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Literal
 
 from mkcompile.plan.gemm_cost import tile_us
 from mkcompile.plan.plan import Roles, Tile
@@ -18,19 +19,26 @@ _MATH_GROUP_ROWS, _UNIT_COLUMNS = 64, 8
 _MAILBOX_BYTES = 32 << 20
 # Clusters do not reach over the edge of the smallest corner of the chip; the few SMs beyond are of no use.
 _CORNER_SMS = 16
-# Tiles whose partials are sent while the next is multiplied.
-_HANDED_OVER = ((128, 128), (128, 64), (64, 128))
+# Whole tiles whose partials others send while the next is multiplied, and tiles whose math groups take turns, by
+# split; the runtime decides by the same rule (decision 306).
+_HANDED_OVER = ((128, 128), (128, 64), (64, 128), (64, 64))
+_IN_TURNS = ((128, 128, 1), (128, 128, 2), (128, 128, 4), (64, 128, 1))
+_TURNS_OVER_LINK = 1.5
+# Of a weight that a cache keeps between the rows of one owner and the next.
+_CACHED_BYTES = 24 << 20
+Way = Literal["together", "turns", "handed"]
 # Elements of the tile that `cluster_us` is stated for.
 _EXCHANGED = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """One way to launch: `tiles` in `waves` on `clusters` of `split` blocks."""
+    """One way to launch: `tiles` in `waves` on clusters of `split` blocks. `how`: the math groups' way; None: the best."""
 
     site: Site
     tile: Tile
     split: int
+    how: Way | None = None
 
     @property
     def tiles(self) -> int:
@@ -48,6 +56,21 @@ class Stream:
         return ceil(self.tiles / max(1, usable // self.split))
 
     @property
+    def way(self) -> Way:
+        """What the math groups of a block with several tiles do."""
+        if self.how is not None or self.waves == 1:
+            return self.how or "together"
+        rows, columns = self.tile.rows, self.tile.columns
+        if (rows, columns, self.split) in _IN_TURNS:
+            gemm, machine = self.site.gemm(), self.site.machine
+            clusters = ceil(self.tiles / self.waves)
+            sent = clusters * rows * columns * gemm.dtype_bytes * (self.site.problem.world_size - 1)
+            products = tile_us(rows, columns, gemm, machine.topology.gpu, machine.constants) / self.split
+            if self.split > 1 or products > _TURNS_OVER_LINK * machine.link_us(sent, 0.8):
+                return "turns"
+        return "handed" if self.split == 1 and (rows, columns) in _HANDED_OVER else "together"
+
+    @property
     def blocks(self) -> int:
         """Blocks of the launch."""
         return ceil(self.tiles / self.waves) * self.split
@@ -58,9 +81,9 @@ class Stream:
         group_columns = tile.columns if tile.rows > _MATH_GROUP_ROWS else tile.columns // 2
         if group_columns % (_UNIT_COLUMNS * self.split) or self.site.gemm().k < tile.depth * self.split:
             return False
-        # Measured (decision 306): one whole tile is faster than several shared ones, and shared tiles want all rows.
+        # Measured (decision 306): shared tiles want all rows. Several of them lost, before clusters did without fences.
         all_rows = min(self.site.gemm().m, 2 * _MATH_GROUP_ROWS)
-        if self.split > 1 and (self.waves > 1 or tile.rows < all_rows):
+        if self.split > 1 and (tile.rows < all_rows or self.waves > 1):
             return False
         return 2 * peers * self.tiles * tile.rows * tile.columns * 2 <= _MAILBOX_BYTES
 
@@ -74,18 +97,20 @@ class Stream:
         link = machine.link_us(sent_bytes, constants.stream_link_fraction)
         # What a wave sends moves beside the products of the next, and slows them; the last wave's beside nothing.
         last = 0.0 if self.peers_first() else link / self.waves
-        busy = self.busy_us() * (1 + constants.stream_overlap * (self.waves > 1))
+        slower = {"turns": constants.stream_turns, "handed": constants.stream_overlap, "together": 0.0}
+        busy = self.busy_us() * (1 + slower[self.way])
         done = max(busy + last, busy / self.waves + link)
         return self.product_us() - self.busy_us() + done + constants.mailbox_us
 
     def peers_first(self) -> bool:
         """Are all tiles of the peers multiplied before the first own one? As StreamOrder on the device.
 
-        That is where blocks have several tiles and other warps send what was multiplied.
+        That is where blocks have several tiles, which are sent beside products, and a cache keeps the weight.
         """
-        if self.waves == 1 or self.split > 1 or (self.tile.rows, self.tile.columns) not in _HANDED_OVER:
+        gemm = self.site.gemm()
+        if self.way == "together" or gemm.n * gemm.k * gemm.dtype_bytes > _CACHED_BYTES:
             return False
-        problem, gemm = self.site.problem, self.site.gemm()
+        problem = self.site.problem
         owned_tiles = gemm.m // problem.world_size // self.tile.rows * ceil(gemm.n / self.tile.columns)
         whole = gemm.m % (problem.world_size * self.tile.rows) == 0 and problem.outer <= 1
         clusters = ceil(self.tiles / self.waves)
@@ -96,7 +121,7 @@ class Stream:
         constants = self.site.machine.constants
         exchanged = (self.split - 1) * self.tile.rows * self.tile.columns
         cluster = constants.cluster_us * exchanged / _EXCHANGED
-        return constants.gemm_launch_us + self.busy_us() + cluster
+        return constants.stream_launch_us + self.busy_us() + cluster
 
     def busy_us(self) -> float:
         """What multiplies and what streams, the longer of them."""
@@ -109,7 +134,7 @@ class Stream:
         row_tiles = ceil(gemm.m / self.tile.rows)
         weight_bytes = gemm.k * gemm.n * gemm.dtype_bytes
         read_bytes = gemm.bytes + constants.stream_reread * (row_tiles - 1) * weight_bytes
-        memory = read_bytes / (gpu.hbm_gbps * constants.stream_hbm_fraction) * 1e-3
+        memory = read_bytes / (gpu.hbm_gbps * constants.hbm_fraction) * 1e-3
         return p_norm(busy, memory, constants.stream_exponent)
 
 
