@@ -33,7 +33,7 @@ _EXCHANGED = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """One way to launch: `tiles` in `waves` on clusters of `split` blocks. `how`: the math groups' way; None: the best."""
+    """One way to launch: `tiles` in `waves` on clusters of `split` blocks. `how`: the groups' way; None: the best."""
 
     site: Site
     tile: Tile
