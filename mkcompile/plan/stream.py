@@ -20,7 +20,7 @@ _MAILBOX_BYTES = 32 << 20
 # Clusters do not reach over the edge of the smallest corner of the chip; the few SMs beyond are of no use.
 _CORNER_SMS = 16
 # Whole tiles whose partials others send while the next is multiplied, and tiles whose math groups take turns, by
-# split; the runtime decides by the same rule (decision 306).
+# split (decision 306). A plan's transport names the way.
 _HANDED_OVER = ((128, 128), (128, 64), (64, 128), (64, 64))
 _IN_TURNS = ((128, 128, 1), (128, 128, 2), (128, 128, 4), (64, 128, 1))
 _TURNS_OVER_LINK = 1.5
@@ -155,5 +155,6 @@ def stream_candidates(site: Site) -> Iterator[Candidate]:
                 continue
             roles = Roles(compute=stream.blocks, reserve=site.topology.gpu.num_sms - stream.blocks)
             case = replace(site.case(site.gemm(), tile), roles=roles)
-            plan = replace(plan_of(site, case, "stream", transport="store"), split=split)
+            transport = "store" if stream.way == "together" else stream.way
+            plan = replace(plan_of(site, case, "stream", transport=transport), split=split)
             yield Candidate(plan=plan, seconds=stream.us() * 1e-6)

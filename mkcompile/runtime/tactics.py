@@ -31,7 +31,7 @@ from mkcompile.runtime.gather_schedule import (
 from mkcompile.runtime.kernel_config import GATHER_TILES, TILES, KernelConfig
 from mkcompile.runtime.network_gather import network_choice
 from mkcompile.runtime.published import Basis, Published
-from mkcompile.runtime.stream_schedule import StreamForm, stream_tactic
+from mkcompile.runtime.stream_schedule import StreamForm, Way, stream_tactic
 from mkcompile.runtime.tile_schedule import TileSchedule
 
 #: Kernels that the launcher has, for the planner's policy. Results that stay in their graph are stored `direct`.
@@ -44,6 +44,7 @@ AVAILABLE = frozenset(
 )  # fmt: skip
 _LOG = logging.getLogger(__name__)
 _USUAL_GRID = 128
+_WAYS: Mapping[str, Way] = {"turns": "turns", "handed": "handed"}
 _STAGED, _DIRECT = "gemm_all_reduce/staged", "gemm_all_reduce/direct"
 
 Tactic = tuple[KernelConfig, TileSchedule]
@@ -128,7 +129,8 @@ def from_plan(form: Form, plan: Plan, max_grid: int) -> Tactic | None:
     """The plan in the kernels' terms; None where it is to leave the call unfused."""
     tile = (plan.tile.rows, plan.tile.columns)
     if plan.variant == "stream":
-        return stream_tactic(form.config, form.size, StreamForm(tile, plan.split), plan.roles.num_sms)
+        way = _WAYS.get(plan.transport)
+        return stream_tactic(form.config, form.size, StreamForm(tile, plan.split, way), plan.roles.num_sms)
     if plan.variant not in ("push", "staged", "direct") or tile not in TILES:
         return None
     schedule = TileSchedule(

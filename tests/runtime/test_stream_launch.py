@@ -8,13 +8,18 @@ from dataclasses import replace
 import pytest
 
 from mkcompile.errors import OperatorInputError, WorkspaceError
+from mkcompile.plan import PRESETS, Policy, decide
+from mkcompile.plan.plan import Tile
+from mkcompile.runtime.form import Form
 from mkcompile.runtime.kernel import LaunchArguments, LoadedKernel, PeerTable, PreparedLaunch
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.stream_schedule import StreamForm, can_stream, most_clusters, stream_config, stream_tactic
+from mkcompile.runtime.tactics import from_plan
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule
 from mkcompile.runtime.workspace import Demand, layout_for
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
+from tests.plan.problems import problem
 from tests.runtime.fakes import FakeDriver
 
 REDUCE = KernelConfig(operator="gemm_all_reduce", broadcast="staged")
@@ -79,6 +84,18 @@ def test_groups_hand_partials_over_or_take_turns_where_blocks_have_several_tiles
     assert form(REDUCE, 512, 1024, StreamForm((64, 32), 1)) == (False, False)
     assert form(REDUCE, 512, 3584, whole) == (False, True), "long products hide all that a group does besides"
     assert form(REDUCE, 512, 3584, StreamForm((128, 128), 1, "handed")) == (True, False)
+
+
+@pytest.mark.parametrize(("m", "k", "way"), [(512, 3584, "turns"), (512, 1024, "handed"), (8, 1024, "store")])
+def test_a_plan_says_what_groups_do(m: int, k: int, way: str) -> None:
+    one = problem("gemm_all_reduce", m, 8192, k)
+    available = frozenset({"gemm_all_reduce/stream"})
+    plan = decide(one, PRESETS["2xh200"], Policy(fuse="always", available=available)).plan
+    assert plan.transport == way
+    form = Form(config=REDUCE, size=size(m, 8192, k), out_shape=(m, 8192), scale=1.0)
+    for transport, expected in (("turns", (True, False)), ("handed", (False, True))):
+        tactic = from_plan(form, replace(plan, transport=transport, tile=Tile(rows=128, columns=128), split=1), 128)
+        assert tactic is not None and (tactic[0].ping_pong, tactic[0].hands_over) == expected
 
 
 def test_partials_are_sent_over_the_next_tile_but_no_faster_than_the_link() -> None:
