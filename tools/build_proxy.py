@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = "libmkproxy.so"
+VERBS = Path("/usr/include/infiniband/verbs.h")
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-static-libstdc++",
          "-static-libgcc", "-Wl,--exclude-libs,ALL")  # fmt: skip
 
@@ -40,12 +41,21 @@ def find_tool(name: str) -> str | None:
     return str(beside) if beside.is_file() else shutil.which(name)
 
 
+def is_outdated(cache: Path) -> bool:
+    """Was this folder configured before what it can use now was there?"""
+    text = cache.read_text()
+    lacked_verbs = "MK_HAVE_VERBS_HEADER:INTERNAL=\n" in text and VERBS.is_file()
+    return lacked_verbs or "MK_TESTS:BOOL=OFF" in text
+
+
 def with_cmake(cmake: str, folder: Path, options: list[str], target: str) -> bool:
     """Configure where that has not been done, then build what changed."""
+    cache = folder / "CMakeCache.txt"
+    if cache.is_file() and is_outdated(cache):
+        cache.unlink()
     generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if (ninja := find_tool("ninja")) else []
-    if not (folder / "CMakeCache.txt").is_file() and not run(
-        cmake, "-S", str(ROOT), "-B", str(folder), *generator, *options
-    ):
+    configure = (cmake, "-S", str(ROOT), "-B", str(folder), *generator, "-DMK_TESTS=ON", *options)
+    if not cache.is_file() and not run(*configure):
         shutil.rmtree(folder, ignore_errors=True)
         return False
     return run(cmake, "--build", str(folder), "--target", target, "-j", str(os.cpu_count() or 1))

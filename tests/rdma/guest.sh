@@ -1,7 +1,7 @@
 # In the virtual machines: the proxy's tests over real ibverbs; each machine's own first, then those of the pair.
 # $WITH_TORCH: the long run, with two Python processes whose proxies meet through the process group's store; there the
 # first machine takes the faults over from the second, which needs longer.
-program=build/host-rdma/mkproxy_rdma_tests
+program=build/host/mkproxy_rdma_tests
 status=0
 case $VM_RANK$WITH_TORCH in
     0) own="device rc srd" ;;
