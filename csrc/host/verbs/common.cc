@@ -112,8 +112,9 @@ bool Common::take_id(u32& id) noexcept {
   return true;
 }
 
-/// A connection that breaks flushes all its requests. What broke it may come behind some, or among the receives.
-ibv_wc Common::cause_of(std::span<const ibv_wc> read) noexcept {
+/// A connection that breaks flushes all its requests. What broke it may come behind some, or among the receives, or the
+/// writes where the receives were looked at first. `call`: of what was read; of the cause afterwards.
+ibv_wc Common::cause_of(std::span<const ibv_wc> read, const char*& call) noexcept {
   constexpr u32 kMostLooks = 4096;
   const auto says_something = [](const ibv_wc& one) {
     return one.status != IBV_WC_SUCCESS && one.status != IBV_WC_WR_FLUSH_ERR;
@@ -123,14 +124,16 @@ ibv_wc Common::cause_of(std::span<const ibv_wc> read) noexcept {
   ibv_wc other{};
   for (ibv_cq* queue : {sent_, received_}) {
     for (u32 i = 0; i < kMostLooks && ibv_poll_cq(queue, 1, &other) == 1; ++i) {
-      if (says_something(other)) return other;
+      if (!says_something(other)) continue;
+      call = queue == sent_ ? "rdma write" : "receive";
+      return other;
     }
   }
   return read.front();
 }
 
 Error Common::failed_completion(std::span<const ibv_wc> read, const char* call) noexcept {
-  const ibv_wc cause = cause_of(read);
+  const ibv_wc cause = cause_of(read, call);
   const Place place{call, device(), static_cast<i32>(links_[cause.wr_id >> 32].peer)};
   const char* status = device_.functions().wc_status_str(cause.status);
   if (device_.is_port_down()) return fail(place, ENETDOWN, "the port is down (%s)", status);

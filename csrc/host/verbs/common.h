@@ -67,7 +67,7 @@ class Common : public Transport {
 
  private:
   Error make_links();
-  ibv_wc cause_of(std::span<const ibv_wc> read) noexcept;
+  ibv_wc cause_of(std::span<const ibv_wc> read, const char*& call) noexcept;
   u64 send_goodbyes() noexcept;
   void release() noexcept;
 

@@ -84,6 +84,7 @@ class Fabric {
   void wake() { work_.notify_one(); }
   /// Every request and receive of a connection ends with an error.
   void break_queue(Queue& queue);
+  void complete(Queue& queue, const Request& request, ibv_wc_status status);
 
  private:
   void run();
@@ -91,7 +92,6 @@ class Fabric {
   bool deliver(Queue& queue, std::size_t position);
   ibv_wc_status check(Queue& from, const Request& request, Queue*& to);
   void put(const Request& request);
-  void complete(Queue& queue, const Request& request, ibv_wc_status status);
 
   std::condition_variable work_;
   std::thread wire_;
