@@ -4,7 +4,8 @@
 # -i installs what is missing (Debian, root); without a script that is all. Each machine has rxe0 and rxe1 on a cable of
 # its own; -p boots two, where $VM_RANK tells them apart and rxe2 is on the wire between them. -e sets a variable there.
 # The guest's userland is this machine's root, read-only over 9p, but /tmp, /run and /mnt. Output of the test goes to
-# stdout. Exit status: the test's; 124 no end in time; 100 it can't run here, and stderr says why; 101-105 set-up.
+# stdout. Exit status: the test's; 124 no end in time; 100 it can't run here, and stderr says why; 101-105 no machine
+# that booted and has its devices, and stderr has its console.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 checkout=$(cd "$here/../.." && pwd)
@@ -102,7 +103,7 @@ boot() {
         -fsdev local,id=root,path=/,security_model=none,readonly=on,multidevs=remap \
         -device virtio-9p-pci,fsdev=root,mount_tag=hostroot \
         -fsdev local,id=io,path="$io",security_model=none -device virtio-9p-pci,fsdev=io,mount_tag=io \
-        "$@" </dev/null >"$io/console" 2>&1 || [ $? != 124 ] || echo 124 >"$io/status"
+        "$@" </dev/null >"$io/console" 2>&1 || [ $? != 124 ] || [ ! -e "$io/output" ] || echo 124 >"$io/status"
     [ -e "$io/status" ] || echo 105 >"$io/status"
 }
 
