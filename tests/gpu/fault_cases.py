@@ -121,9 +121,10 @@ def replay_beside_eager(pair: Pair) -> dict[str, Any]:
 
     Of few blocks, and too many rows for the kernels that take all SMs: else no two launches are there at a time.
     """
-    product = Product(operator="gemm_all_reduce", rows=4096, n=256, k=64, integers=True, seed=1)
+    product = Product(operator="gemm_all_reduce", rows=4096, n=512, k=64, integers=True, seed=1)
     operands, expected = product.inputs(pair, pair.rank), product.expected(pair)
     product.call(pair, *operands)
+    assert not pair.launcher.operation("gemm_all_reduce").kernel.config.streams, "takes all SMs: no two launches meet"
     pair.meet()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
