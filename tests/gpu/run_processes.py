@@ -120,16 +120,19 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def run_families(names: list[str], device: str, patience: float) -> list[dict[str, Any]]:
+def run_families(names: list[str], device: str, patience: float, until: float) -> list[dict[str, Any]]:
     """One result a case: family, name, ok, and each rank's value or error; up to the first family that was not ended.
 
-    `names` agree in environment and deadlines: see `batches`.
+    `names` agree in environment and deadlines: see `batches`. `until`: by the monotonic clock; who runs then is ended.
     """
     started = time.monotonic()
     limit_s = patience * sum(FAMILIES[name].limit_s for name in names)
     with tempfile.TemporaryDirectory(prefix="mkcompile-pair-") as folder:
         ranks = [_start_rank(names, rank, device, Path(folder)) for rank in range(WORLD_SIZE)]
-        timed_out = _wait(ranks, started + limit_s)
+        try:
+            timed_out = _wait(ranks, min(started + limit_s, until))
+        finally:
+            _kill(ranks)
         codes = [rank.returncode for rank in ranks]
         logs = [(Path(folder) / f"log.{rank}").read_text(errors="replace")[-3000:] for rank in range(WORLD_SIZE)]
         said = [_read_lines(Path(folder) / f"result.{rank}") for rank in range(WORLD_SIZE)]
@@ -152,13 +155,13 @@ def run_families(names: list[str], device: str, patience: float) -> list[dict[st
 def run_batch(names: list[str], device: str, patience: float, until: float) -> Iterator[dict[str, Any]]:
     """All results of families that share processes; after one that was not ended the others start in new ones.
 
-    `until`: by the monotonic clock; nothing starts after it.
+    `until`: by the monotonic clock; nothing starts after it, and who runs then is ended.
     """
     while names:
         if time.monotonic() > until:
             yield from ({"family": name, "case": "", "ok": False, "error": "not run: out of time"} for name in names)
             return
-        results = run_families(names, device, patience)
+        results = run_families(names, device, patience, until)
         yield from results
         names = names[names.index(results[-1]["family"]) + 1 :]
 
@@ -218,6 +221,13 @@ def _wait(ranks: list[subprocess.Popen[bytes]], deadline: float) -> bool:
     return timed_out
 
 
+def _kill(ranks: list[subprocess.Popen[bytes]]) -> None:
+    """None may stay behind on the GPUs, not even where this script itself is ended."""
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.kill()
+
+
 def _read_lines(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
     if not path.exists():
         return {}
@@ -261,7 +271,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="families, separated by commas")
     parser.add_argument("--device", default="cuda", choices=("cuda", "shared", "cpu"))
     parser.add_argument("--out", type=Path, help="also write the lines to this file")
-    parser.add_argument("--limit-s", type=float, default=560.0, help="start no family after this many seconds")
+    parser.add_argument("--limit-s", type=float, default=560.0, help="end after this many seconds; say what had ended")
     parser.add_argument("--patience", type=float, default=1.0, help="multiplies the families' time limits")
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -272,6 +282,7 @@ def main() -> int:
     wanted = arguments.only.split(",") if arguments.only else list(FAMILIES)
     names = [name for name in wanted if FAMILIES[name].runs_on(arguments.device)]
     started, results = time.monotonic(), []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     for batch in batches(names):
         for result in run_batch(batch, arguments.device, arguments.patience, started + arguments.limit_s):
             results.append(result)
