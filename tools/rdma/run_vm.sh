@@ -37,6 +37,10 @@ rm -f "$work/apt.log"
 [ "$(uname -m)" = x86_64 ] || refuse "knows x86_64 only, this is $(uname -m)"
 command -v dpkg >/dev/null && command -v apt-get >/dev/null || refuse "needs Debian's packages, here is no apt"
 
+case $checkout/ in
+    /tmp/* | /run/* | /mnt/*) refuse "the machine would not see $checkout: it has a /tmp, /run and /mnt of its own" ;;
+esac
+
 # python3-pyverbs is the program that is not ours; it needs the system's own python3
 packages=(qemu-system-x86 busybox-static cpio kmod iproute2 ibverbs-providers libibverbs-dev python3-pyverbs)
 missing=()
