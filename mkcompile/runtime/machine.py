@@ -98,7 +98,7 @@ def _machine(world_size: int) -> Topology:
         return node.reaching(-(-world_size // node.gpus_per_node))
     node = local_topology()
     num_nodes = -(-world_size // node.gpus_per_node)
-    transport = transport_of_kernels(num_nodes > 1)
+    transport = transport_of_kernels()
     usable = transport if has_queues(transport, foreign_settings().device_queues) else ""
     nic_gbps = TCP_GBPS if transport == "tcp" else node.nic_gbps
     return replace(node, transport=usable, nic_gbps=nic_gbps).reaching(num_nodes)

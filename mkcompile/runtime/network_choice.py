@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from mkcompile.config import settings
-from mkcompile.errors import OptionError, ProxyUnavailableError
-from mkcompile.runtime.proxy.settings import Link, ProxyConfig, Transport
-from mkcompile.runtime.proxy.trial import try_transport
+from mkcompile.errors import OptionError
+from mkcompile.runtime.proxy.settings import Link, ProxyConfig
 
 #: What a single thread moves through sockets and pinned memory; an assumption, nothing was measured between machines.
 TCP_GBPS = 3.0
-#: Chosen by themselves, best first: sockets only where they are named, since NCCL may have something better.
-_CHOSEN: tuple[Transport, ...] = ("srd", "rc")
 _EMULATED_LATENCY_US = 5.0
 #: Queues of a GPU with which a proxy's few streams had one of their own; CUDA's most. Source:
 #: docs/decisions/404-queues-of-the-device.md.
 QUEUES_FOR_PROXIES = 32
 
 
-def transport_of_kernels(spans_nodes: bool) -> str:
-    """The transport of `MKCOMPILE_NETWORK`; under `auto` RDMA if this host has it, and nothing on a single node."""
+def transport_of_kernels() -> str:
+    """The transport of `MKCOMPILE_NETWORK`; nothing under `auto`, since kernels have not run over a NIC yet."""
     asked = settings().network.partition(":")[0]
-    if asked != "auto":
-        return asked
-    return _best() if spans_nodes else ""
+    return "" if asked == "auto" else asked
 
 
 def has_queues(transport: str, queues: int) -> bool:
     """Can a proxy of this transport work beside kernels that wait for it? `queues`: of the GPU, for all streams."""
     return transport == "rc" or queues >= QUEUES_FOR_PROXIES
-
-
-@cache
-def _best() -> str:
-    try:
-        return next((name for name in _CHOSEN if not try_transport(name).problem), "")
-    except ProxyUnavailableError:
-        return ""
 
 
 def _link(gbps: str) -> Link:

@@ -86,7 +86,7 @@ def device_facts(device: torch.device) -> DeviceFacts:
         arena_bytes=settings().arena_bytes,
         sm_reserve=settings().sm_reserve,
         node=node_name(),
-        network=transport_of_kernels(dist.is_initialized() and dist.get_world_size() > len(seen)),
+        network=transport_of_kernels(),
         queues=foreign_settings().device_queues,
     )
 
@@ -133,9 +133,7 @@ def _obstacle_across(placement: Placement, network: str, queues: int) -> str:
     if placement.num_nodes > MAX_NODES:
         return f"{placement.num_nodes} nodes; fused kernels reach at most {MAX_NODES}"
     if not network:
-        return (
-            f"it spans {placement.num_nodes} nodes, and no RDMA network was found; MKCOMPILE_NETWORK=tcp uses sockets"
-        )
+        return f"it spans {placement.num_nodes} nodes, and MKCOMPILE_NETWORK does not name a network (rc, srd, tcp)"
     if not has_queues(network, queues):
         return (
             f"the proxy of {network} copies in streams, which must not share a queue of the GPU with kernels: set "

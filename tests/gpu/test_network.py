@@ -9,7 +9,6 @@ import torch
 
 from mkcompile.errors import LaunchMismatchError, PeerTimeoutError, ProxyUnavailableError, TransportError
 from mkcompile.runtime.kernel_config import KernelConfig
-from mkcompile.runtime.proxy import Link
 
 from .broken_kernels import NO_NETWORK_WAIT
 from .network_ranks import FAST, LINK_50, SHUFFLED_50, SLOW_SHUFFLED, NodeGroup, node_group
@@ -166,10 +165,11 @@ def test_a_proxy_that_stops_ends_the_launch() -> None:
 
 @OPERATORS
 def test_without_network_waits_missing_chunks_are_noticed(operator: str, broadcast: str) -> None:
-    # so slow a link that the chunks of a late rank come long after its entry
-    group = NodeGroup((0, 0), nodes=2, timeout_s=2.0, link=Link(bandwidth_gbps=0.5))
+    group = NodeGroup((0, 0), nodes=2, timeout_s=2.0)
     config = config_of(group, operator, broadcast, (128, 128))
-    inputs = [random_input(r, 0, 1024, 1024, 8192, config) for r in range(2)]
+    # so long a product (half a millisecond) that a late rank's chunks come after its entry; a slow link would not do,
+    # since the emulated one copies at once and delays the flag alone
+    inputs = [random_input(r, 0, 1024, 1024, 65536, config) for r in range(2)]
     outs = nan_outputs(group, 512 if operator == "gemm_reduce_scatter" else 1024, 1024, config)
     launches = group.prepare(config, inputs, outs, kernels=[load_broken(config, 0, NO_NETWORK_WAIT)] * 2)
     group.synchronize()

@@ -8,30 +8,24 @@ import pytest
 
 from mkcompile.config import settings
 from mkcompile.errors import OptionError
-from mkcompile.runtime import network_choice
-from mkcompile.runtime.network_choice import proxy_config, transport_of_kernels
-from mkcompile.runtime.proxy.trial import Trial
+from mkcompile.runtime.network_choice import has_queues, proxy_config, transport_of_kernels
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     settings.cache_clear()
-    network_choice._best.cache_clear()
     yield
     settings.cache_clear()
-    network_choice._best.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("has", "expected"), [(("srd", "rc", "tcp"), "srd"), (("rc", "tcp"), "rc"), (("tcp",), "")], ids=str
-)
-def test_by_itself_only_rdma_is_taken(monkeypatch: pytest.MonkeyPatch, has: tuple[str, ...], expected: str) -> None:
+def test_nothing_is_taken_that_was_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MKCOMPILE_NETWORK", raising=False)
-    monkeypatch.setattr(
-        network_choice, "try_transport", lambda name: Trial(transport=name, problem="" if name in has else "no device")
-    )
-    assert transport_of_kernels(True) == expected
-    assert transport_of_kernels(False) == "", "nothing is opened for a single node"
+    assert transport_of_kernels() == ""
+
+
+@pytest.mark.parametrize(("transport", "queues", "usable"), [("tcp", 8, False), ("tcp", 32, True), ("rc", 1, True)])
+def test_proxies_that_copy_need_queues(transport: str, queues: int, usable: bool) -> None:
+    assert has_queues(transport, queues) is usable
 
 
 @pytest.mark.parametrize(
@@ -39,7 +33,7 @@ def test_by_itself_only_rdma_is_taken(monkeypatch: pytest.MonkeyPatch, has: tupl
 )
 def test_what_is_named_is_taken(monkeypatch: pytest.MonkeyPatch, given: str, transport: str, device: str) -> None:
     monkeypatch.setenv("MKCOMPILE_NETWORK", given)
-    assert transport_of_kernels(False) == transport
+    assert transport_of_kernels() == transport
     config = proxy_config(transport)
     assert (config.transport, config.device) == (transport, device)
 

@@ -78,7 +78,7 @@ def test_ranks_that_differ_run_unfused_and_are_named(change: dict[str, object], 
     ("nodes", "network", "expected"),
     [
         ("xy", "rc", ""),
-        ("xy", "", "no RDMA network was found; MKCOMPILE_NETWORK=tcp uses sockets"),
+        ("xy", "", "MKCOMPILE_NETWORK does not name a network"),
         ("xxy", "rc", "different numbers of ranks"),
     ],
     ids=["joined", "no_network", "uneven"],
