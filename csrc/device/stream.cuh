@@ -5,7 +5,7 @@
 // 0-7    compute  two math groups: tensor cores, exchange in the cluster and with the peers, stores
 // 8      load     one thread: this block's k range of its tiles through the ring of stages
 // 9, 10  store    partials that the math groups have handed over, to the peers
-// 11     signal   one thread: enters the launch, meets the peers, leaves it
+// 11     signal   one thread: enters the launch, meets the peers
 #include "device/frame.cuh"
 #include "device/stream_epilogue.cuh"
 
@@ -26,7 +26,7 @@ struct StreamCompute {
   StreamEpilogue<Op> epilogue;
   Trace trace;
   Ring<Tile> ring{};
-  bool entered = false, ended = false;
+  bool entered = false;
   u32 handed = 0;  ///< tiles
 
   MK_DEVICE StreamCompute(const LaunchArguments& args, const SharedMemory<Tile>& memory, const StreamPlan<Tile>& plan,
@@ -103,12 +103,6 @@ struct StreamCompute {
     epilogue.send(tile, own, Tile::kPingPong && args.pace_ns != 0 && !last);
   }
 
-  /// Before the group's last sum: the signal role leaves the launch while partials are still on their way.
-  MK_DEVICE void end() {
-    if (!ended && threadIdx.x % 128 == 0) mbarrier_arrive(memory.barrier(Tile::kEndBarrier));
-    ended = true;
-  }
-
   MK_DEVICE void finish(u32 tile, const typename StreamEpilogue<Op>::Partials& own) {
     if (!Op::kScatters || plan.has_own(args, tile)) epilogue.finish(tile, own);
   }
@@ -136,7 +130,6 @@ struct StreamCompute {
         typename StreamEpilogue<Op>::Partials own;
         epilogue.round(sum, own);
         pass_on(tile, own, last);
-        if (position + (Tile::kPingPong ? 2 : 1) * plan.step >= plan.tiles) end();
         if constexpr (Tile::kPingPong) {
           finish(tile, own);
         } else {
@@ -148,8 +141,7 @@ struct StreamCompute {
       }
       trace.end(kTraceEpilogue, args.rank, tile);
     }
-    if constexpr (Op::kReduces) {
-      end();
+    if constexpr (Op::kReduces && !Tile::kPingPong) {
       if (kept_tile != plan.tiles) finish(kept_tile, kept);
     }
   }
@@ -199,10 +191,9 @@ MK_DEVICE void stream_send_role(const LaunchArguments& args, const SharedMemory<
   }
 }
 
-/// Signal role: enters the launch, meets the peers before it ends, and leaves it.
+/// Signal role: enters the launch, and meets the peers before it ends.
 template <class Op>
 MK_DEVICE void stream_signal_role(const LaunchArguments& args, const SharedMemory<typename Op::Tile>& memory) {
-  using Tile = typename Op::Tile;
   const u32 epoch = enter_launch<Op::kOperator>(args);
   store_shared(memory.epoch(), epoch);
   mbarrier_arrive(memory.entered());
@@ -220,8 +211,6 @@ MK_DEVICE void stream_signal_role(const LaunchArguments& args, const SharedMemor
     }
     __nanosleep(32);
   }
-  wait_phase(args, memory.barrier(Tile::kEndBarrier), 0, kEntry);
-  leave_launch(args, epoch);
 }
 
 /// The whole kernel.
@@ -254,8 +243,9 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
     increase_registers<kStreamMathRegisters>();
     StreamCompute<Op>(args, memory, plan, group).run();
   }
-  if constexpr (kTrace) __syncthreads();
-  if constexpr (kTrace) trace.end(kTraceBlock, args.rank, Op::kReduces ? load_shared(memory.epoch()) : 0);
+  // Not before the last sums: a launch that waits for a peer is in the way of any other on its workspace, and is noticed.
+  if constexpr (Op::kReduces) leave_block(args, memory, trace);
+  if constexpr (kTrace && !Op::kReduces) trace.end(kTraceBlock, args.rank, 0);
 }
 
 }  // namespace mk

@@ -37,8 +37,7 @@ struct StreamShape : OperandShape<kBlockM_, kBlockN_, kWeightIsKn_> {
   static constexpr int kHandedBuffers = kHandsOver ? 2 : 0, kHandedBytes = kBlockM * kBlockN * 2;
   static constexpr int kBarrierOffset = kHandedOffset + kHandedBuffers * kHandedBytes;
   static constexpr int kExchangeBarriers = 8, kTurnBarriers = 2;
-  static constexpr int kEndBarrier = 2 * kStages + kExchangeBarriers + kTurnBarriers + 2 * kHandedBuffers;
-  static constexpr int kBarriers = kEndBarrier + 2;
+  static constexpr int kBarriers = 2 * kStages + kExchangeBarriers + kTurnBarriers + 2 * kHandedBuffers + 1;
   static constexpr int kWordOffset = kBarrierOffset + kBarriers * 8;
   static constexpr int kSharedBytes = 1024 + kWordOffset + 16 + kStages * 8;
   static_assert(kSharedBytes <= 232448, "shared memory of one SM");
@@ -55,8 +54,7 @@ MK_DEVICE constexpr u32 arrivals_at(int index) {
   if (index < kTurns) return Tile::kSplit == 1 ? 1 : 4 * (Tile::kSplit - 1);  // warps of the other blocks
   if (index < kHanded) return 128;
   if (index < kHanded + Tile::kHandedBuffers) return kMathGroups * 128;
-  if (index < Tile::kEndBarrier) return kSenders;
-  return index == Tile::kEndBarrier ? kMathGroups : 1;
+  return index < Tile::kBarriers - 1 ? kSenders : 1;
 }
 
 template <int kFrom, int kTo, class Tile>

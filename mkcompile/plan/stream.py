@@ -15,6 +15,8 @@ from mkcompile.plan.site import Candidate, Site, plan_of
 STREAM_TILES = tuple(Tile(rows=rows, columns=columns) for rows, columns in ((128, 128), (128, 64), (64, 128), (64, 64)))
 SPLITS = (1, 2, 4)
 _MATH_GROUP_ROWS, _UNIT_COLUMNS = 64, 8
+# Nothing was measured beyond.
+_MOST_ROWS = 1024
 # Two epochs of every tile from every peer: what the runtime's workspace has room for.
 _MAILBOX_BYTES = 32 << 20
 # Clusters do not reach over the edge of the smallest corner of the chip; the few SMs beyond are of no use.
@@ -78,6 +80,8 @@ class Stream:
     def possible(self) -> bool:
         """Can the blocks of a cluster share such a tile, and do all tiles fit into the mailboxes?"""
         tile, peers = self.tile, self.site.problem.world_size - 1
+        if self.site.gemm().m > _MOST_ROWS:
+            return False
         group_columns = tile.columns if tile.rows > _MATH_GROUP_ROWS else tile.columns // 2
         if group_columns % (_UNIT_COLUMNS * self.split) or self.site.gemm().k < tile.depth * self.split:
             return False

@@ -150,7 +150,7 @@ class KernelConfig:
         if self.streams:
             slice_bytes = self.block_m * self.block_n * 4 // self.split
             handed_bytes = 2 * (self.tile_bytes + 2 * 8) if self.hands_over else 0
-            return 1024 + 2 * (self.split - 1) * slice_bytes + handed_bytes + 12 * 8 + 16
+            return 1024 + 2 * (self.split - 1) * slice_bytes + handed_bytes + 11 * 8 + 16
         spare_bytes = 2 * 64 * self.panel_n * 2 if self.broadcast == "staged" else 0
         copy_barriers = 2 + 2 * self.num_panels if self.broadcast == "staged" else 0
         barriers = 3 * 2 * self.num_panels + copy_barriers + 1
