@@ -23,6 +23,7 @@ from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
 from mkcompile.ops.groups import find
 from mkcompile.ops.registry import Call, Shortcut, ShortcutLauncher, arguments
+from mkcompile.plan.key import fuse_of
 from mkcompile.runtime import form as forms
 from mkcompile.runtime.external import Blueprint
 from mkcompile.runtime.form import Form, Reduction
@@ -91,7 +92,8 @@ class Launcher(ShortcutLauncher):
         self.check()
         if not isinstance(call, (GemmReduceScatter, GemmAllReduce, AllGatherGemm)):
             return None
-        if isinstance(call, AllGatherGemm) and (part := call.of_kernels()) is not None:
+        if (part := _part_of_kernels(call)) is not None:
+            assert isinstance(call, AllGatherGemm)
             made = self(part)
             return None if made is None else completed(made, call.w, call.forms, call.return_gathered)
         signature = _signature_of(call)
@@ -114,7 +116,8 @@ class Launcher(ShortcutLauncher):
         """Without a look-up by shapes: the caller answers for them."""
         if not isinstance(call, (GemmReduceScatter, GemmAllReduce, AllGatherGemm)):
             return None
-        if isinstance(call, AllGatherGemm) and (part := call.of_kernels()) is not None:
+        if (part := _part_of_kernels(call)) is not None:
+            assert isinstance(call, AllGatherGemm)
             short = self.shortcut_like(part)
             return None if short is None else _Mixed(short, tuple(call.forms), call.return_gathered)
         operation = self._operations.get(_signature_of(call))
@@ -271,6 +274,16 @@ def _holds(operation: _Decision, name: str) -> bool:
     if isinstance(operation, _Unfused):
         return operation.process_group is None or operation.process_group() is find(name)
     return operation.process_group() is find(name)
+
+
+def _part_of_kernels(call: Call) -> AllGatherGemm | None:
+    """What kernels make of a gather whose other products they don't make.
+
+    Not under the policy `auto`: its parts have run on GPUs, in backward passes together they have not.
+    """
+    if not isinstance(call, AllGatherGemm) or fuse_of(call.plan_key) == "auto":
+        return None
+    return call.of_kernels()
 
 
 def _signature_of(call: Reduction | AllGatherGemm) -> Hashable:
