@@ -138,6 +138,7 @@ class AllGatherGemm:
             weight_layout=common_layout(inputs) if inputs else "other",
             has_bias=any(one is not None for one in self.bias),
             returns_gathered=self.return_gathered,
+            weight_products=len(self.w) - len(inputs),
         )
 
 

@@ -16,6 +16,7 @@ class Problem:
     `outer` is the product of the dimensions before the scattered or gathered one (1: one contiguous slice a rank).
     `dtype` is that of the operands; a scaled product's operands have fewer bytes than its result, which then has
     `out_bytes`. `scales` says how many there are: `tensor`, or `row` for one a row of x and a column of w.
+    `weight_products` of a gather's `num_gemms` are products of the gathered tensor transposed, as weight gradients are.
     `num_nodes` and `per_node`: nodes that the group spans and the most of its ranks on one; 0: one node, or as
     consecutive ranks fill the machine's nodes.
     Units: `dtype_bytes` and `out_bytes` bytes an element (`out_bytes` 0: as the operands).
@@ -38,6 +39,7 @@ class Problem:
     activation: str = ""
     gated: bool = False
     returns_gathered: bool = False
+    weight_products: int = 0
     gathers: bool = False
     scatters: bool = False
     out_bytes: int = 0

@@ -41,6 +41,10 @@ class Reason(Enum):
         "no kernel takes these weights; make n and k multiples of 8, "
         "and give all weights of one site one layout, [n, k] or [k, n]"
     )
+    WEIGHT_PRODUCT = (
+        "a weight gradient reads the gathered tensor, too, and kernels for both are not taken unasked yet; "
+        "set mkernel.fuse='always' to take them"
+    )
     SHAPE = "no kernel takes this shape; make the rows divisible by the ranks, and scatter or gather rows, not columns"
     NO_P2P = (
         "GPUs of this group can't reach each other's memory; `python -m mkcompile doctor` shows which, and what to do"

@@ -156,6 +156,9 @@ def decide(problem: Problem, topology: Topology, policy: Policy = DEFAULT_POLICY
         return replace(base, refusal=refused[0], detail=refused[1])
     if topology.gpu.arch == "cpu":
         return _by_reference(base, policy)
+    if problem.weight_products and policy.fuse != "always":
+        # its kernels exist (`AllGatherGemm.of_kernels`) but have not run on GPUs in a backward pass
+        return replace(base, refusal=Refusal.WEIGHT_PRODUCT, detail=f"{problem.weight_products} of {problem.num_gemms}")
     best = best_candidate(problem, topology, policy)
     if best is None:
         missing = Refusal.NO_NETWORK_KERNEL if span.num_nodes > 1 else Refusal.NO_KERNEL

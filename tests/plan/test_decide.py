@@ -60,6 +60,10 @@ LOSERS: dict[str, tuple[Problem, Refusal]] = {
     "strided weight": (problem("gemm_all_reduce", 8192, 8192, 3584, weight_layout="other"), Refusal.LAYOUT),
     "columns": (problem("gemm_reduce_scatter", 8192, 8192, 3584, dim="columns"), Refusal.SHAPE),
     "uneven rows": (problem("gemm_reduce_scatter", 8191, 8192, 3584), Refusal.SHAPE),
+    "a weight gradient": (
+        problem("all_gather_gemm", 8192, 8192, 3584, num_gemms=2, weight_products=1),
+        Refusal.WEIGHT_PRODUCT,
+    ),
     "many terms": (problem("gemm_all_reduce", 8192, 8192, 3584, num_gemms=9), Refusal.SHAPE),
     "one rank": (problem("gemm_all_reduce", 8192, 8192, 3584, world_size=1), Refusal.ONE_RANK),
     "symbolic n": (problem("gemm_all_reduce", 8192, 0, 3584), Refusal.SHAPE),
@@ -91,6 +95,7 @@ def test_always_fuses_what_is_legal_and_nothing_else() -> None:
     always = judge_for(PAIR, Policy(fuse="always"))
     saving = always(LOSERS["tiny payload"][0])
     assert isinstance(saving, float) and saving > 0
+    assert isinstance(always(LOSERS["a weight gradient"][0]), float)
     for name in ("dtype", "odd n", "columns"):
         assert always(LOSERS[name][0]) is LOSERS[name][1]
 
