@@ -108,7 +108,10 @@ def check(problem: Problem, topology: Topology) -> tuple[Refusal, str] | None:
     if span.world_size != problem.world_size:
         return Refusal.UNEVEN_NODES, f"{problem.world_size} ranks on {span.num_nodes} nodes"
     if span.num_nodes > 1 and not topology.transport:
-        return Refusal.NO_NETWORK_KERNEL, "name a network: MKCOMPILE_NETWORK=rc, srd or tcp (docs/across_nodes.md)"
+        return Refusal.NO_NETWORK_KERNEL, (
+            "name a network and give it queues: MKCOMPILE_NETWORK=rc, srd or tcp, CUDA_DEVICE_MAX_CONNECTIONS=32 "
+            "(docs/across_nodes.md)"
+        )
     if not topology.p2p and span.per_node > 1:
         return Refusal.NO_P2P, topology.name
     if problem.dtype not in KERNEL_DTYPES:

@@ -7,6 +7,7 @@ than a microsecond, so every operator call looks.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -65,6 +66,8 @@ class FaultBoard:
     _words: memoryview = field(init=False)
     _slots: dict[int, FaultSlot] = field(init=False, default_factory=dict)
     _code_words: tuple[int, ...] = field(init=False, default=())
+    # groups that meet claim side by side, each under its own lock
+    _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         ctypes.memset(self.memory.address, 0, self.memory.size_bytes)
@@ -73,20 +76,24 @@ class FaultBoard:
 
     def claim(self, ranks: tuple[int, ...], rails: tuple[int, ...] = ()) -> FaultSlot:
         """An empty report for a new workspace. Raises: WorkspaceError when there are too many."""
-        used = set(self._slots)
-        index = next((i for i in range(self.memory.size_bytes // _SLOT_BYTES) if i not in used), None)
-        if index is None:
-            raise WorkspaceError(f"{len(used)} workspaces are in use by captured CUDA graphs; drop some of the graphs")
-        slot = FaultSlot(index=index, address=self.memory.address + index * _SLOT_BYTES, ranks=ranks, rails=rails)
-        self._slots[index] = slot
-        self._watch()
+        with self._lock:
+            used = set(self._slots)
+            index = next((i for i in range(self.memory.size_bytes // _SLOT_BYTES) if i not in used), None)
+            if index is None:
+                raise WorkspaceError(
+                    f"{len(used)} workspaces are in use, by groups or captured CUDA graphs; drop some of them"
+                )
+            slot = FaultSlot(index=index, address=self.memory.address + index * _SLOT_BYTES, ranks=ranks, rails=rails)
+            self._slots[index] = slot
+            self._watch()
         return slot
 
     def release(self, slot: FaultSlot) -> None:
         """No launch that could still write the report is left."""
-        ctypes.memset(slot.address, 0, _SLOT_BYTES)
-        del self._slots[slot.index]
-        self._watch()
+        with self._lock:
+            ctypes.memset(slot.address, 0, _SLOT_BYTES)
+            del self._slots[slot.index]
+            self._watch()
 
     def describe(self, identity: LaunchIdentity) -> None:
         """Remember what a launch is, so that an error can say it."""

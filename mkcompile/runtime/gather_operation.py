@@ -302,7 +302,10 @@ class GatherOperation(Repeatable[Tensor, Sequence[Tensor | None], list[Tensor]])
         if group is None or self.kernel is None:
             return
         max_grid = self.device.num_sms - self.group.reserve.sms_now(self.plan_key, group)
-        grid = min(schedule.grid, max_grid) // self.choice.config.split * self.choice.config.split
+        if self.mover is not None:
+            max_grid -= mover_grid(self.group.workspace.node_world, self.form.returned).blocks
+        split = self.choice.config.split
+        grid = max(1, min(schedule.grid, max_grid) // split) * split
         if grid != schedule.grid:
             self.choice = replace(self.choice, schedule=replace(schedule, grid=grid))
             self.workspace = None  # what is prepared holds the old grid
@@ -369,7 +372,7 @@ def room_missing(choice: GatherChoice, size: GatherSize, group: Group) -> str:
     """Why the rows that come have no place under the cap, empty if they have: the same on every rank."""
     workspaces, needed_bytes = group.workspace, choice.schedule.arena_bytes(size)
     room_bytes = group.area.cap_bytes
-    if not choice.schedule.by_engine:
+    if choice.variant == "network" or not choice.schedule.by_engine:  # over nodes rows come into the workspace
         demand = _demand(choice, size, group)
         needed_bytes, room_bytes = max(needed_bytes, demand.region_bytes), workspaces.layout(demand).region_bytes
     if needed_bytes <= room_bytes:

@@ -21,8 +21,12 @@ def transport_of_kernels() -> str:
 
 
 def has_queues(transport: str, queues: int) -> bool:
-    """Can a proxy of this transport work beside kernels that wait for it? `queues`: of the GPU, for all streams."""
-    return transport == "rc" or queues >= QUEUES_FOR_PROXIES
+    """Can a proxy of this transport work beside kernels that wait for it? `queues`: of the GPU, for all streams.
+
+    Those of `rc` need them where the NIC can't reach the GPU's memory or does not keep the order of writes, which shows
+    only once it is open.
+    """
+    return bool(transport) and queues >= QUEUES_FOR_PROXIES
 
 
 def _link(gbps: str) -> Link:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mkcompile.errors import MkcompileError, TransportError
+from mkcompile.errors import MkcompileError, ProxyUnavailableError, TransportError
 from mkcompile.plan.placement import Placement
 from mkcompile.runtime import driver, network_abi
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.network_choice import proxy_config
 from mkcompile.runtime.network_layout import NetworkShape, NetworkTable
 from mkcompile.runtime.node import EMULATED
-from mkcompile.runtime.proxy import Hooks, Local, Proxy, Region, Ring, connect, with_nic
+from mkcompile.runtime.proxy import Hooks, Local, Proxy, ProxyConfig, Region, Ring, connect, with_nic
 from mkcompile.runtime.proxy.bootstrap import NIC_TRANSPORTS
 from mkcompile.runtime.proxy.cuda import MOST_STREAMS, CudaEngine, cuda_hooks, exported, open_engine
 from mkcompile.runtime.symmetric import SymmetricBuffer
@@ -96,8 +96,32 @@ class CudaLinks:
         """Collective. Raises: TransportError, ProxyUnavailableError, PeerTimeoutError, on all ranks."""
         group = exchange.group()
         assert group is not None
+        pinned, brought, failure = _Pinned(device_idx=self.device_idx), None, ""
+        try:
+            brought = self._bring(exchange, buffer, layout, pinned)
+        except MkcompileError as error:
+            failure = str(error)
+        try:
+            _agree(exchange, failure)
+            assert brought is not None
+            local, config = brought
+            proxy = connect(group, local, config, exchange.timeout_s)
+        except MkcompileError:
+            pinned.free()
+            raise
+        _LOG.info("group of ranks %s: %s over %s", exchange.ranks, self.placement, proxy.device)
+        shape = GroupNetwork(placement=self.placement, open=self).shape(exchange.rank)
+        ring = local.ring
+        table = NetworkTable(
+            shape=shape, ring_control=ring.control, ring_slots=ring.slots, capacity=config.ring_capacity
+        )
+        return NetworkLink(table=table, check=proxy.check, close=lambda: _close(proxy, pinned))
+
+    def _bring(
+        self, exchange: Exchange, buffer: SymmetricBuffer, layout: WorkspaceLayout, pinned: _Pinned
+    ) -> tuple[Local, ProxyConfig]:
+        """What this rank needs before it meets the others. Raises: MkcompileError of any kind, on this rank alone."""
         config = with_nic(proxy_config(self.transport), torch.device("cuda", self.device_idx))
-        pinned = _Pinned(device_idx=self.device_idx)
         ring = Ring(
             control=pinned.take(network_abi.RING_CONTROL_BYTES),
             slots=pinned.take(network_abi.COMMAND_BYTES * config.ring_capacity),
@@ -110,21 +134,10 @@ class CudaLinks:
             is_cuda=True,
             keep=buffer,
         )
-        try:
-            engine = open_engine(self.device_idx, MOST_STREAMS if self.transport == EMULATED else 1)
-            hooks = self._hooks(engine, buffer, exchange.world_size, pinned)
-            reachable = exported(engine, region) if config.transport in NIC_TRANSPORTS else region
-            local = Local(region=reachable, hooks=hooks, ring=ring)
-            proxy = connect(group, local, config, exchange.timeout_s)
-        except MkcompileError:
-            pinned.free()
-            raise
-        _LOG.info("group of ranks %s: %s over %s", exchange.ranks, self.placement, proxy.device)
-        shape = GroupNetwork(placement=self.placement, open=self).shape(exchange.rank)
-        table = NetworkTable(
-            shape=shape, ring_control=ring.control, ring_slots=ring.slots, capacity=config.ring_capacity
-        )
-        return NetworkLink(table=table, check=proxy.check, close=lambda: _close(proxy, pinned))
+        engine = open_engine(self.device_idx, MOST_STREAMS if self.transport == EMULATED else 1)
+        hooks = self._hooks(engine, buffer, exchange.world_size, pinned)
+        reachable = exported(engine, region) if config.transport in NIC_TRANSPORTS else region
+        return Local(region=reachable, hooks=hooks, ring=ring), config
 
     def _hooks(self, engine: CudaEngine, buffer: SymmetricBuffer, world_size: int, pinned: _Pinned) -> Hooks:
         if self.transport == EMULATED:
@@ -132,6 +145,14 @@ class CudaLinks:
         bounce_bytes = world_size * _BOUNCE_BYTES_A_PEER if self.transport == "tcp" else 0
         bounce = pinned.take(bounce_bytes) if bounce_bytes else 0
         return cuda_hooks(engine, bounce_base=bounce, bounce_bytes=bounce_bytes)
+
+
+def _agree(exchange: Exchange, failure: str) -> None:
+    """Either all ranks go on or none. Raises: ProxyUnavailableError, naming the ranks that can't."""
+    said = exchange.gather("network: ready", failure)
+    failed = [f"rank {exchange.ranks[rank]}: {text}" for rank, text in enumerate(said) if text]
+    if failed:
+        raise ProxyUnavailableError("host proxy: " + "; ".join(failed))
 
 
 def _close(proxy: Proxy, pinned: _Pinned) -> None:

@@ -136,7 +136,7 @@ def _obstacle_across(placement: Placement, network: str, queues: int) -> str:
         return f"it spans {placement.num_nodes} nodes, and MKCOMPILE_NETWORK does not name a network (rc, srd, tcp)"
     if not has_queues(network, queues):
         return (
-            f"the proxy of {network} copies in streams, which must not share a queue of the GPU with kernels: set "
+            f"the proxy of {network} may copy in streams, which must not share a queue of the GPU with kernels: set "
             f"CUDA_DEVICE_MAX_CONNECTIONS={QUEUES_FOR_PROXIES}, here it is {queues}"
         )
     return ""

@@ -98,7 +98,9 @@ class Resources:
         exchange = Exchange(process_group, f"launch/{device.type}", settings().timeout_s)
         survey = self.platform.survey(exchange, device)
         workspace = self._workspace(name, exchange, survey, device)
-        obstacle = survey.obstacle or ("" if self.platform.is_capturing() else connect_nodes(workspace))
+        if workspace.network is not None:
+            self._refuse_capture("the nodes of the group are not joined yet")
+        obstacle = survey.obstacle or connect_nodes(workspace)
         if obstacle:
             _LOG.warning("operators of group %s run unfused: %s", name, obstacle)
         # the ranks of a fake group never come, and where nothing is launched nothing is left to others

@@ -23,7 +23,7 @@ def test_nothing_is_taken_that_was_not_named(monkeypatch: pytest.MonkeyPatch) ->
     assert transport_of_kernels() == ""
 
 
-@pytest.mark.parametrize(("transport", "queues", "usable"), [("tcp", 8, False), ("tcp", 32, True), ("rc", 1, True)])
+@pytest.mark.parametrize(("transport", "queues", "usable"), [("tcp", 8, False), ("tcp", 32, True), ("rc", 8, False)])
 def test_proxies_that_copy_need_queues(transport: str, queues: int, usable: bool) -> None:
     assert has_queues(transport, queues) is usable
 
