@@ -103,6 +103,19 @@ class Call:
                 assert torch.equal(got.view(torch.int16), whole.view(torch.int16)), f"{what}: gathered of rank {rank}"
 
 
+def run_back_to_back(group: RankGroup, calls: Sequence[Call], late: Sequence[int], what: str) -> None:
+    """One epoch a call, `late` ranks behind the others; all checked afterwards. Odd epochs have integers: exact."""
+    group.synchronize()
+    for epoch, call in enumerate(calls):
+        for rank in late:
+            group.delay(rank, 2_000_000 * (1 + epoch % 2))
+        call.run(group)
+    group.synchronize()
+    group.check()
+    for epoch, call in enumerate(calls):
+        call.check(epoch % 2 == 1, f"{what} W={group.world} epoch {epoch}")
+
+
 def draw(
     group: RankGroup, rank: int, config: KernelConfig, size: GatherSize, seed: int, integers: bool, returned: bool
 ) -> GatherTensors:

@@ -22,7 +22,7 @@ from mkcompile.runtime.gather_schedule import (
 )
 from mkcompile.runtime.kernel_config import KernelConfig
 
-from .gather_calls import Call, Engines
+from .gather_calls import Call, Engines, run_back_to_back
 from .ranks import TORCH_DTYPES, RankGroup, nan_outputs, random_input
 from .truth import assert_bitwise, summed
 
@@ -78,15 +78,7 @@ def run(
         Call.make(group, choice, size, seed=epoch, integers=epoch % 2 == 1, returned=returned, engines=engines)
         for epoch in range(epochs)
     ]
-    group.synchronize()
-    for epoch, call in enumerate(calls):
-        for rank in late:
-            group.delay(rank, 2_000_000 * (1 + epoch % 2))
-        call.run(group)
-    group.synchronize()
-    group.check()
-    for epoch, call in enumerate(calls):
-        call.check(epoch % 2 == 1, f"{variant} W={group.world} epoch {epoch}")
+    run_back_to_back(group, calls, late, variant)
 
 
 @WORLDS

@@ -10,7 +10,7 @@ from mkcompile.runtime.gather_launch import GatherSize
 from mkcompile.runtime.gather_schedule import pull_choice
 from mkcompile.runtime.kernel_config import KernelConfig
 
-from .gather_calls import Call
+from .gather_calls import Call, run_back_to_back
 from .test_all_gather import WORLDS, config_of, group_of, rows_of
 
 
@@ -21,15 +21,7 @@ def run_pulled(
     group = group_of(devices)
     choice = pull_choice(config, size, group.max_grid())
     calls = [Call.make(group, choice, size, seed=epoch, integers=epoch % 2 == 1) for epoch in range(epochs)]
-    group.synchronize()
-    for epoch, call in enumerate(calls):
-        for rank in late:
-            group.delay(rank, 2_000_000 * (1 + epoch % 2))
-        call.run(group)
-    group.synchronize()
-    group.check()
-    for epoch, call in enumerate(calls):
-        call.check(epoch % 2 == 1, f"pull W={group.world} epoch {epoch}")
+    run_back_to_back(group, calls, late, "pull")
 
 
 @WORLDS
