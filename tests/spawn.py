@@ -200,17 +200,26 @@ def _run_one(case: Case, rank: int, job: _Job, name: str) -> RankResult:
     torch._dynamo.reset()
     try:
         if job.init_group and not dist.is_initialized():
-            rendezvous = job.directory / f"rendezvous.{list(job.cases).index(name)}"
-            timeout = timedelta(seconds=job.group_timeout_s)
-            dist.init_process_group(
-                "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=job.world_size, timeout=timeout
-            )
+            _join_group(rank, job, name)
         return RankResult(value=case(rank, job.world_size))
     except BaseException as error:  # a test harness reports everything, SystemExit included
         text = traceback.format_exc()
         return RankResult(error=RankError(kind=type(error).__name__, message=str(error), traceback=text))
     finally:
         _forget_compiled()
+
+
+def _join_group(rank: int, job: _Job, name: str) -> None:
+    """Returns when every rank is connected: one that left at once would break the group of one that is not, yet."""
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import FileStore
+
+    timeout = timedelta(seconds=job.group_timeout_s)
+    store = FileStore(str(job.directory / f"rendezvous.{list(job.cases).index(name)}"), job.world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=job.world_size, timeout=timeout)
+    connected = [f"connected.{peer}" for peer in range(job.world_size)]
+    store.set(connected[rank], "")
+    store.wait(connected, timeout)
 
 
 def _between_cases(job: _Job, name: str) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -24,6 +25,8 @@ Result = TypeVar("Result")
 Say = Callable[[str], None]
 Work = Callable[[int, Say], Result]
 OnStep = Callable[[int, str], None]
+
+_LEAVE_S = 10.0  # for leaving the group once every result is here
 
 
 class RankError(Exception):
@@ -59,6 +62,12 @@ class _Failed:
     traceback: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Parent:
+    connection: Connection
+    all_ended: Barrier
+
+
 def run_ranks(work: Work[Result], launch: Launch, on_step: OnStep) -> list[Result]:
     """The results in rank order; `on_step(rank, text)` is called as ranks report.
 
@@ -67,15 +76,19 @@ def run_ranks(work: Work[Result], launch: Launch, on_step: OnStep) -> list[Resul
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="mkcompile-demo-") as folder:
         ranks: list[tuple[BaseProcess, Connection]] = []
+        all_ended = context.Barrier(launch.world_size)
         try:
             for rank in range(launch.world_size):
                 receiver, sender = context.Pipe(duplex=False)
-                arguments = (rank, work, launch, Path(folder) / "rendezvous", sender)
+                arguments = (rank, work, launch, Path(folder) / "rendezvous", _Parent(sender, all_ended))
                 process: BaseProcess = context.Process(target=_rank_main, args=arguments, daemon=True)
                 process.start()
                 sender.close()
                 ranks.append((process, receiver))
-            return _collect(ranks, time.monotonic() + launch.timeout_s, on_step)
+            results = _collect(ranks, time.monotonic() + launch.timeout_s, on_step)
+            for process, _ in ranks:
+                process.join(timeout=_LEAVE_S)
+            return results
         finally:
             for process, _ in ranks:
                 process.kill()
@@ -115,7 +128,8 @@ def _receive(connection: Connection, process: BaseProcess) -> _Step | _Done[Any]
     return message
 
 
-def _rank_main(rank: int, work: Work[Any], launch: Launch, rendezvous: Path, sender: Connection) -> None:
+def _rank_main(rank: int, work: Work[Any], launch: Launch, rendezvous: Path, parent: _Parent) -> None:
+    send = parent.connection.send
     try:
         torch.set_num_threads(1)
         if launch.device != "cpu":
@@ -128,8 +142,8 @@ def _rank_main(rank: int, work: Work[Any], launch: Launch, rendezvous: Path, sen
             world_size=launch.world_size,
             timeout=timedelta(seconds=launch.group_timeout_s),
         )
-        value = work(rank, lambda text: sender.send(_Step(text)))
+        send(_Done(work(rank, lambda text: send(_Step(text)))))
+        parent.all_ended.wait(launch.timeout_s)  # a peer may still be connecting: who leaves now breaks its group
         dist.destroy_process_group()
-        sender.send(_Done(value))
     except BaseException:  # the traceback is the parent's to show, whatever ended this rank
-        sender.send(_Failed(traceback.format_exc()))
+        send(_Failed(traceback.format_exc()))
