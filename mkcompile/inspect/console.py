@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mkcompile.inspect.report import Report, Totals
+from mkcompile.inspect.findings import Findings, Totals
 from mkcompile.inspect.rows import Collective
 from mkcompile.inspect.units import bytes_text, percent, time_text
 
@@ -22,7 +22,7 @@ def terminal() -> Console:
     return console if console.is_terminal else Console(width=max(console.width, LOG_WIDTH))
 
 
-def print_report(report: Report, console: Console) -> None:
+def print_report(report: Findings, console: Console) -> None:
     """Refusals with what to do about them, then what was fused, then the totals."""
     title = Text.assemble(("mkcompile explain  ", "bold"), (report.model, "bold cyan"))
     console.print(title)
@@ -40,7 +40,7 @@ def print_report(report: Report, console: Console) -> None:
         _print_totals(report, console)
 
 
-def _table(report: Report, *, narrow: bool) -> Table:
+def _table(report: Findings, *, narrow: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("#", "collective") if narrow else ("#", "phase", "collective", "group", "over", "shape"):
         table.add_column(name, overflow="fold")
@@ -71,7 +71,7 @@ def _cells(one: Collective, tuned: bool) -> list[str | Text]:
     return [became, *map(time_text, times), *([", ".join(map(time_text, measured))] if tuned else [])]
 
 
-def _print_refusals(report: Report, console: Console) -> None:
+def _print_refusals(report: Findings, console: Console) -> None:
     by_sentence: dict[str, list[str]] = {}
     for one in report.refused():
         by_sentence.setdefault(one.reason.value if one.reason else "", []).append(f"#{one.site}")
@@ -79,7 +79,7 @@ def _print_refusals(report: Report, console: Console) -> None:
         console.print(Text.assemble(("kept ", "bold yellow"), (" ".join(sites), "bold"), f": {sentence}"))
 
 
-def _print_totals(report: Report, console: Console) -> None:
+def _print_totals(report: Findings, console: Console) -> None:
     console.print(Text.assemble(("compiled  ", "bold"), totals_text(report.totals)))
     scale = report.extrapolation
     if scale:

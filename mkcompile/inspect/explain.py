@@ -12,8 +12,9 @@ import torch
 from mkcompile.inspect import boundaries, breaks, capture, offline, timeline
 from mkcompile.inspect.capture import Recorder
 from mkcompile.inspect.collect import rows_of
+from mkcompile.inspect.findings import NO_COLLECTIVE, Extrapolation
 from mkcompile.inspect.predict import Planner, planner_for
-from mkcompile.inspect.report import NO_COLLECTIVE, Extrapolation, Report
+from mkcompile.inspect.report import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

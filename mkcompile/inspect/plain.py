@@ -7,7 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from mkcompile.inspect.report import Report
+from mkcompile.inspect.findings import Findings
 from mkcompile.inspect.rows import Collective, GraphPair
 
 
@@ -24,7 +24,7 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def report_to_dict(report: Report) -> dict[str, Any]:
+def report_to_dict(report: Findings) -> dict[str, Any]:
     """The report's JSON form: graphs are readable text, one line a node."""
     return {
         "model": report.model,

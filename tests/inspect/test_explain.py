@@ -16,8 +16,9 @@ from mkcompile.errors import GroupError, OptionError
 from mkcompile.inspect import examples
 from mkcompile.inspect.console import print_report
 from mkcompile.inspect.explain import Request, explain_layers, explain_request
+from mkcompile.inspect.findings import NO_COLLECTIVE
 from mkcompile.inspect.offline import fake_world
-from mkcompile.inspect.report import NO_COLLECTIVE, Report
+from mkcompile.inspect.report import Report
 from mkcompile.passes.reason import Reason
 from tests.inspect.models import Broken, ByHand, sequence_parallel_mlp, tensor_parallel_mlp
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mkcompile.inspect import units
+from mkcompile.inspect.findings import Findings
 from mkcompile.inspect.page.view import Page, page_of, prose
-from mkcompile.inspect.report import Report
 
 
-def write_html(report: Report, path: Path) -> Path:
+def write_html(report: Findings, path: Path) -> Path:
     """Write the page, and the folder that it lies in; returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(render(page_of(report)), encoding="utf-8")

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from mkcompile.inspect.findings import Findings, Totals
 from mkcompile.inspect.page.align import Block, align, blocks
 from mkcompile.inspect.page.drawing import draw
 from mkcompile.inspect.page.neighbourhood import around
 from mkcompile.inspect.page.timeline_svg import draw_timelines
-from mkcompile.inspect.report import Report, Totals
 from mkcompile.inspect.rows import Collective, GraphPair
 from mkcompile.inspect.units import bytes_text, percent, time_text
 
@@ -73,7 +73,7 @@ class GraphText:
 class Page:
     """Everything on the page."""
 
-    report: Report
+    report: Findings
     tiles: tuple[Tile, ...]
     refused: tuple[Refused, ...]
     sites: tuple[SiteView, ...]
@@ -83,7 +83,7 @@ class Page:
     timeline: Markup | None
 
 
-def page_of(report: Report) -> Page:
+def page_of(report: Findings) -> Page:
     """The page of a report."""
     kinds = {rows[0].site: rows[0].operator or "kept" for rows in report.sites()}
     phases = [pair.phase for pair in report.graphs]
@@ -99,7 +99,7 @@ def page_of(report: Report) -> Page:
     )
 
 
-def _tiles(report: Report) -> list[Tile]:
+def _tiles(report: Findings) -> list[Tile]:
     scale = report.extrapolation
     totals: Totals = scale.total if scale else report.totals
     note = f"{scale.layers} layers, from {scale.compiled} that were compiled" if scale else ""
@@ -120,7 +120,7 @@ def _tiles(report: Report) -> list[Tile]:
     return tiles
 
 
-def _refused(report: Report) -> list[Refused]:
+def _refused(report: Findings) -> list[Refused]:
     by_reason: dict[str, list[Collective]] = {}
     for row in report.refused():
         assert row.reason is not None
@@ -145,7 +145,7 @@ def prose(text: str) -> Markup:
     return Markup("").join(Markup("<code>{}</code>").format(one) if i % 2 else one for i, one in enumerate(parts))
 
 
-def _site(report: Report, rows: list[Collective], *, drawn: bool) -> SiteView:
+def _site(report: Findings, rows: list[Collective], *, drawn: bool) -> SiteView:
     head = rows[0]
     pair = report.graphs[head.graph]
     title = " + ".join(dict.fromkeys(row.kind for row in rows))
