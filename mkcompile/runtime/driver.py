@@ -146,16 +146,20 @@ def enable_peer_access(device_idx: int, peer_idx: int) -> None:
 def allocate(num_bytes: int, zeroed_bytes: int, device_idx: int) -> int:
     """Device memory, its first bytes zero. On a stream of its own: other work may wait for a peer that waits for us.
 
-    Raises: DriverError.
+    Raises: DriverError, and then nothing is left allocated.
     """
     address, stream, lib = ctypes.c_uint64(), ctypes.c_void_p(), library()
     with PrimaryContext(device_idx):
         check("cuMemAlloc", lib.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(num_bytes)))
-        check("cuStreamCreate", lib.cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING))
-        zeroed = lib.cuMemsetD8Async(address, ctypes.c_ubyte(0), ctypes.c_size_t(zeroed_bytes), stream)
-        zeroed = zeroed or lib.cuStreamSynchronize(stream)
-        lib.cuStreamDestroy_v2(stream)
-    check("cuMemsetD8Async", zeroed)
+        try:
+            check("cuStreamCreate", lib.cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING))
+            zeroed = lib.cuMemsetD8Async(address, ctypes.c_ubyte(0), ctypes.c_size_t(zeroed_bytes), stream)
+            zeroed = zeroed or lib.cuStreamSynchronize(stream)
+            lib.cuStreamDestroy_v2(stream)
+            check("cuMemsetD8Async", zeroed)
+        except DriverError:
+            lib.cuMemFree_v2(address)
+            raise
     return address.value
 
 
