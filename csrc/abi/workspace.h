@@ -26,7 +26,8 @@ enum FlagKind : u32 {
   kPartialFree = 1,   ///< source, the owner, has consumed the partial that I staged there
   kFinalReady = 2,    ///< source, the owner, has sent the finished tile
   kFinalFree = 3,     ///< source has copied out the finished tile that I sent
-  kFlagKinds = 4,
+  kImageFetched = 4,  ///< I have fetched an image of source's rows; no peer writes these, whichever launch it is in
+  kFlagKinds = 5,
 };
 
 /// Why a launch gave up.

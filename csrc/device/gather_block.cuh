@@ -124,7 +124,7 @@ MK_DEVICE void carry_role(const LaunchArguments& args, const GatherArguments& ga
     roll.step();
   }
   if (gather.pushes == kEngineCopies && blockIdx.x == 0 && epoch != 0) {
-    const Images<typename Op::Tile> images{args, gather, epoch};
+    const Images<Op> images{args, gather, epoch};
     // pairs-with: sending acquire (gate_role -> signal_role), scope sys
     wait_until<Op::kOperator>(args, images.flag(args.rank, args.rank, 0), epoch, WaitSite{kSignalRole, args.rank, 0});
   }

@@ -62,7 +62,7 @@ struct Carrier {
 
   /// The bulk stores are complete; this thread, which has waited for them, needs no proxy fence for what they wrote.
   /// Publishes: these images.
-  MK_DEVICE void publish(const Images<Tile>& images, u32 at, u32 count) const {
+  MK_DEVICE void publish(const Images<Op>& images, u32 at, u32 count) const {
     // pairs-with: image_ready release (carry_role -> gather_role), scope sys
     fence_acq_rel_sys();
 #pragma unroll 1
@@ -78,7 +78,7 @@ struct Carrier {
   }
 
   /// Those of the own shard that have been asked for, from number `at` on; `next`: the first one after them.
-  MK_DEVICE void send(const Images<Tile>& images, u32 at, u32 next) {
+  MK_DEVICE void send(const Images<Op>& images, u32 at, u32 next) {
     const u32 count = asked;
     trace.begin();
     wait_loaded();

@@ -19,8 +19,11 @@ struct ImageTile : Base {
 };
 
 /// One launch: its arguments and its epoch, and where images and their flags lie.
-template <class Tile>
+template <class Op>
 struct Images {
+  using Tile = typename Op::Tile;
+  /// Fetched images have a kind of their own: words of the others a peer may have raised that is a launch ahead.
+  static constexpr FlagKind kHere = Op::kPulls ? kImageFetched : kPartialReady;
   const LaunchArguments& args;
   const GatherArguments& gather;
   u32 epoch;
@@ -55,7 +58,7 @@ struct Images {
   /// Raised by `source` when an image of its rows can be read by rank `at`; by its copy engine for a group of rows;
   /// kBlocksPull: by rank `at` itself.
   MK_DEVICE u32* flag(u32 at, u32 source, u32 index) const {
-    return Staging<Tile>{args, epoch}.flag(at, kPartialReady, source, index);
+    return Staging<Tile>{args, epoch}.flag(at, kHere, source, index);
   }
 };
 
@@ -63,7 +66,7 @@ struct Images {
 template <class Op, u32 kLanes>
 struct ImageArrivals {
   using Tile = typename Op::Tile;
-  Images<Tile> images;
+  Images<Op> images;
   u32 met = 0;  ///< bit set of peers that have entered this very launch
   bool given_up = false;
 

@@ -49,7 +49,7 @@ struct Puller {
   }
 
   /// Own images, which have been asked for, to where the peers fetch them. Publishes: these images.
-  MK_DEVICE void lay_ready(const Images<Tile>& images, u32 at) {
+  MK_DEVICE void lay_ready(const Images<Op>& images, u32 at) {
     const u32 count = batch(at, walk.images);
     trace.begin();
     wait_loaded();
@@ -73,7 +73,7 @@ struct Puller {
     trace.end(kTracePush, kSomePeer, at);
   }
 
-  MK_DEVICE void await_laid(const Images<Tile>& images, u32 source, const Image& image) {
+  MK_DEVICE void await_laid(const Images<Op>& images, u32 source, const Image& image) {
     const WaitSite site{kCopyRole, source, image.row_tile};
     if (!(met >> source & 1)) given_up |= !meet_peer<Op::kOperator>(args, images.epoch, site);
     met |= 1u << source;
@@ -85,7 +85,7 @@ struct Puller {
 
   /// Images of the ranks after this one, from number `at` on. `next`: own ones that are asked for meanwhile, if there
   /// are so many. Publishes: the images, to this GPU.
-  MK_DEVICE void fetch(const Images<Tile>& images, u32 at, u32 end, u32 next) {
+  MK_DEVICE void fetch(const Images<Op>& images, u32 at, u32 end, u32 next) {
     const u32 count = batch(at, end);
     u32 sources[Tile::kSlots], bytes = 0;
     Image wanted[Tile::kSlots];
@@ -131,7 +131,7 @@ struct Puller {
 
   /// Own images and the others' by turns, in the same order on all ranks: what is waited for is laid ready by then.
   MK_DEVICE void run(u32 epoch) {
-    const Images<Tile> images{args, gather, epoch};
+    const Images<Op> images{args, gather, epoch};
     const u32 end = walk.images * (args.world - 1), stride = Tile::kSlots * gridDim.x;
     if (epoch == 0) {  // the launch must not run: what was asked for must come before the block ends
       if (blockIdx.x < walk.images) wait_loaded();

@@ -12,7 +12,7 @@ MAX_TERMS = 4
 TENSOR_MAP_BYTES = 128
 MAP_ALIGNMENT_BYTES = 64
 WORKSPACE_HEADER_BYTES = 512
-NUM_FLAG_KINDS = 4
+NUM_FLAG_KINDS = 5
 #: Of the network block of a workspace. Source: csrc/abi/network_arguments.h.
 MAX_NODES = 16
 NETWORK_HEADER_BYTES = 512

@@ -11,7 +11,7 @@ from mkcompile.runtime.gather_schedule import pull_choice
 from mkcompile.runtime.kernel_config import KernelConfig
 
 from .gather_calls import Call, run_back_to_back
-from .test_all_gather import WORLDS, config_of, group_of, rows_of
+from .test_all_gather import WORLDS, choice_of, config_of, group_of, rows_of
 
 
 def run_pulled(
@@ -47,3 +47,11 @@ def test_rows_of_a_late_peer_are_waited_for(late: int) -> None:
 def test_rows_are_fetched_on_two_gpus(late: list[int]) -> None:
     run_pulled((0, 1), config_of((128, 160)), rows_of(2048, 2, (2048,), 1024), epochs=6, late=late)
     run_pulled((0, 1), config_of((128, 128)), rows_of(999, 2, (1032,), 328), epochs=6, late=late)
+
+
+@pytest.mark.parametrize("devices", [(0, 0), pytest.param((0, 1), marks=pytest.mark.gpu2)], ids=str)
+def test_a_peer_that_pushes_in_its_next_launch_raises_no_flag_of_fetched_rows(devices: tuple[int, ...]) -> None:
+    group, size, config = group_of(devices), rows_of(1920, 2, (520,), 4096), config_of((128, 128))
+    choices = [pull_choice(config, size, group.max_grid()), choice_of(group, config, size, "push", False)] * 3
+    calls = [Call.make(group, choice, size, seed=i, integers=i % 2 == 1) for i, choice in enumerate(choices)]
+    run_back_to_back(group, calls, [1], "pull and push")
