@@ -157,8 +157,23 @@ def test_no_nic_is_an_error_that_says_which_were_looked_at(machine: Machine) -> 
     with pytest.raises(NoDeviceError, match="no NIC of this machine speaks rc"):
         machine.choose("0000:00:05.0")
     machine.add_nic("mlx5_0", "pci0000:00/0000:00:06.0", state="1: DOWN")
-    with pytest.raises(NoDeviceError, match="no port is active, or none that may be opened: mlx5_0"):
+    with pytest.raises(NoDeviceError, match="no such port is active; there are mlx5_0/1 DOWN"):
         machine.choose("0000:00:05.0")
+    for name in ("mlx5_1", "mlx5_0/2"):
+        with pytest.raises(NoDeviceError, match="there are mlx5_0/1 DOWN"):
+            machine.choose("0000:00:05.0", among=(name,))
+
+
+def test_ports_are_chosen_among_as_they_are_named(machine: Machine) -> None:
+    big_machine(machine)
+    for port in ("2", "3"):
+        folder = machine.root / "class" / "infiniband" / "mlx5_0" / "ports" / port
+        folder.mkdir()
+        (folder / "state").write_text("4: ACTIVE\n" if port == "2" else "1: DOWN\n")
+        (folder / "rate").write_text("400 Gb/sec (4X NDR)\n")
+    gpus = find_gpus(machine.root)
+    assert [machine.choose(gpu, among=("mlx5_0/2", "mlx5_1/1")).name for gpu in gpus[:2]] == ["mlx5_0/2", "mlx5_1/1"]
+    assert machine.choose(gpus[0], among=("mlx5_0/3", "mlx5_7")).name == "mlx5_7"
 
 
 def test_a_container_has_the_nics_whose_devices_it_was_given(machine: Machine) -> None:
@@ -188,3 +203,5 @@ def test_a_config_that_names_one_nic_or_none_at_hand_stays_as_it_is() -> None:
     assert len(with_nic(ProxyConfig(transport="rc", device=many), None).device) < len(many)
     with_two = with_nic(ProxyConfig(transport="rc", device="no-such0,no-such1"), None)
     assert with_two.device == "no-such0"  # which the proxy then refuses, by its name, on all ranks
+    for wrong in ("mlx5_1/x", "mlx5_1/0", "mlx5_1/"):  # left to the proxy, too
+        assert with_nic(ProxyConfig(transport="rc", device=f"mlx5_0,{wrong}"), None).device == wrong

@@ -53,7 +53,9 @@ def test_a_lost_peer_is_raised_by_every_later_call(seen: dict[str, Any], case: s
 def test_memory_out_of_reach_and_a_missing_device_are_typed(seen: dict[str, Any]) -> None:
     assert (seen["refused"]["type"], seen["refused"]["errno"]) == ("RegistrationError", errno.EFAULT)
     assert "dma-buf: not exported; nvidia-peermem: Bad address" in seen["refused"]["text"]
-    assert (seen["no device"]["type"], seen["no device"]["device"]) == ("NoDeviceError", "nic5")
+    for case, name, why in (("no device", "nic5", "no RDMA device of this name"), ("no port", "nic0/x", "no port's")):
+        assert (seen[case]["type"], seen[case]["device"]) == ("NoDeviceError", name)
+        assert why in seen[case]["text"] and "there are nic0, nic1" in seen[case]["text"]
 
 
 def test_the_process_goes_on(seen: dict[str, Any]) -> None:

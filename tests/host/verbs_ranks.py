@@ -102,6 +102,7 @@ def main() -> None:
     case("unplugged", lambda: failing(lambda: standin.standin_unplug(b"nic0")))
     case("refused", lambda: refused(standin))
     case("no device", lambda: raised(lambda: open_one(0, torch.zeros(SIZE, dtype=torch.uint8), device="nic5")))
+    case("no port", lambda: raised(lambda: open_one(0, torch.zeros(SIZE, dtype=torch.uint8), device="nic0/x")))
     case("trial", lambda: str(try_transport("rc")))
     case("works after all", works)
     sys.stdout.write(json.dumps(seen) + "\n")

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
+#include <charconv>
 #include <cstring>
 #include <iterator>
 
@@ -24,6 +24,16 @@ i32 last_errno() noexcept { return errno != 0 ? errno : EIO; }
 bool is_mapped_ipv4(const ibv_gid& gid) noexcept {
   static constexpr u8 kPrefix[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
   return std::memcmp(gid.raw, kPrefix, sizeof kPrefix) == 0;
+}
+
+/// The port in "mlx5_0/2", 0 where none is named; false where what is named is no port's number.
+bool read_port(const std::string& wanted, u32& port) noexcept {
+  const std::size_t slash = wanted.find('/');
+  port = 0;
+  if (slash == std::string::npos) return true;
+  const char *first = wanted.data() + slash + 1, *last = wanted.data() + wanted.size();
+  const auto [end, failure] = std::from_chars(first, last, port);
+  return failure == std::errc{} && end == last && port != 0;
 }
 
 }  // namespace
@@ -49,16 +59,21 @@ bool Device::is_port_down() const noexcept {
 }
 
 Error Device::choose(const std::string& wanted, u64 deadline_ns) {
-  const std::size_t slash = wanted.find('/');
-  const std::string nic = wanted.substr(0, slash);
-  const u32 port = slash == std::string::npos ? 0 : static_cast<u32>(std::atoi(wanted.c_str() + slash + 1));
+  const std::string nic = wanted.substr(0, wanted.find('/'));
+  u32 port = 0;
+  const bool is_name = read_port(wanted, port);
   int count = 0;
   ibv_device** list = functions_->get_device_list(&count);  // null with ENOSYS: no RDMA in this kernel
   const auto release = [this](ibv_device** all) { functions_->free_device_list(all); };
   const std::unique_ptr<ibv_device*, decltype(release)> owner(list, release);
-  Error error = fail({"ibv_get_device_list", wanted.c_str()}, ENODEV, "%s",
-                     wanted.empty() ? "this machine has no RDMA device" : "no RDMA device of this name");
+  std::string present;
   for (int i = 0; list != nullptr && i < count; ++i) {
+    present += (present.empty() ? "; there are " : ", ") + std::string(functions_->get_device_name(list[i]));
+  }
+  const char* why = !is_name ? "what follows the / is no port's number" : "no RDMA device of this name";
+  if (present.empty()) why = "this machine has no RDMA device";
+  Error error = fail({"ibv_get_device_list", wanted.c_str()}, ENODEV, "%s%s", why, present.c_str());
+  for (int i = 0; is_name && list != nullptr && i < count; ++i) {
     if (!wanted.empty() && nic != functions_->get_device_name(list[i])) continue;
     error = open_one(list[i], port);
     if (!error) error = find_address(deadline_ns);

@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 
 from mkcompile.errors import MkcompileError, NoDeviceError, ProxyUnavailableError, TransportError
 from mkcompile.runtime.exchange import Exchange
-from mkcompile.runtime.proxy.nic_choice import choose_nic, pci_address
+from mkcompile.runtime.proxy.nic_choice import choose_nic, is_name, pci_address
 from mkcompile.runtime.proxy.session import Place, Proxy
 from mkcompile.runtime.proxy.settings import Hooks, ProxyConfig, Region, Ring, Transport
 from mkcompile.runtime.proxy.trial import try_transport
@@ -108,6 +108,9 @@ def with_nic(config: ProxyConfig, device: torch.device | None) -> ProxyConfig:
     among = tuple(name for name in config.device.split(",") if name)
     if len(among) == 1:
         return config
+    for name in among:
+        if not is_name(name):
+            return replace(config, device=name)
     try:
         address = pci_address(device) if device is not None else ""
         return replace(config, device=choose_nic(address, config.transport, among).name)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import networkx as nx
@@ -17,6 +18,7 @@ from mkcompile.runtime.proxy.machine_tree import SYS, find_gpus, machine_tree
 from mkcompile.runtime.proxy.nics import Nic, find_nics
 
 _FAR = float("inf")
+_NAME = re.compile(r"[^/]+(/[1-9][0-9]*)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +44,14 @@ def pci_address(device: torch.device) -> str:
 def choose_nic(gpu: str, transport: str, among: Sequence[str] = (), root: Path = SYS) -> NicChoice:
     """The NIC for the GPU at this PCI address. The same answer in each process of the machine, without talking.
 
-    `among`: names that may be taken; none: all. An empty `gpu` is a rank on the CPU: all NICs are equally near.
+    `among`: names that may be taken, with a port ("mlx5_0/2") or without; none: all. An empty `gpu` is a rank on the
+    CPU: all NICs are equally near.
     Raises: NoDeviceError where the machine has no such NIC with an active port.
     """
-    nics = [one for one in find_nics(root) if (not among or one.name in among) and _speaks(one, transport)]
-    usable = [one for one in nics if one.is_usable]
+    present = [one for one in find_nics(root) if _speaks(one, transport)]
+    usable = [one for one in _named(present, among) if one.is_usable]
     if not usable:
-        raise NoDeviceError(_nothing(transport, among, nics))
+        raise NoDeviceError(_nothing(transport, among, present))
     if len(usable) == 1:
         return NicChoice(name=usable[0].name, reason="the only one with an active port")
     gpus = sorted({*find_gpus(root), gpu} - {""})
@@ -58,6 +61,24 @@ def choose_nic(gpu: str, transport: str, among: Sequence[str] = (), root: Path =
     place = rivals.index(gpu) if gpu in rivals else 0
     chosen = nearest[place % len(nearest)]
     return NicChoice(name=chosen.name, reason=_why(distance, nearest, place))
+
+
+def is_name(name: str) -> bool:
+    """Can a NIC be called so: "mlx5_0", or "mlx5_0/2" for its second port?"""
+    return _NAME.fullmatch(name) is not None
+
+
+def _named(nics: Sequence[Nic], among: Sequence[str]) -> list[Nic]:
+    """Those that may be taken; where a port is named, the NIC as if it had no other."""
+    if not among:
+        return list(nics)
+    found = []
+    for wanted in sorted(set(among)):
+        name, _, port = wanted.partition("/")
+        for nic in (one for one in nics if one.name == name):
+            ports = tuple(one for one in nic.ports if not port or str(one.number) == port)
+            found.append(replace(nic, name=wanted, ports=ports))
+    return found
 
 
 def _speaks(nic: Nic, transport: str) -> bool:
@@ -88,8 +109,9 @@ def _why(distance: float, nearest: Sequence[Nic], place: int) -> str:
 
 
 def _nothing(transport: str, among: Sequence[str], nics: Sequence[Nic]) -> TransportReport:
-    asked = ", ".join(among)
     detail = f"no NIC of this machine speaks {transport}"
     if nics:
-        detail = f"no port is active, or none that may be opened: {', '.join(one.name for one in nics)}"
-    return TransportReport(call="choose_nic", device=asked, peer=-1, errno=errno.ENODEV, detail=detail)
+        ports = [f"{one.name}/{port.number} {port.state}" for one in nics if one.can_open for port in one.ports]
+        closed = [f"{one.name} may not be opened" for one in nics if not one.can_open]
+        detail = f"no such port is active; there are {', '.join(ports + closed)}"
+    return TransportReport(call="choose_nic", device=", ".join(among), peer=-1, errno=errno.ENODEV, detail=detail)
