@@ -137,7 +137,8 @@ class Operation(Repeatable[Sequence[Tensor], Tensor | None, Tensor]):
             with torch.cuda.device(device.device):
                 return self.run(x, w, bias)
         if self.newest_group() is not next(reversed(GROUPS), None):
-            self._notice_groups()
+            with device.lock:
+                self._notice_groups()
         if self.blueprint is not None:
             return self._run_planned(self.blueprint, x, w, bias)
         out = self.allocate()

@@ -20,6 +20,7 @@ from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.launcher import Launcher
 from mkcompile.runtime.machine import PROBE, own_basis, policy_of
 from mkcompile.runtime.tactics import Planned
+from tests.runtime.conftest import PANELS
 from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
 
 PROBLEM = "always;a problem"
@@ -116,6 +117,29 @@ def test_gathers_shrink_too(platform: FakePlatform, fake_driver: FakeDriver) -> 
     assert fake_driver.grids == [132 - FEW, 132 - MANY, 132 - MANY]
     first, last, _ = fake_driver.launches
     assert first.identity == last.identity, "grids may differ by rank, nothing else"
+
+
+@pytest.mark.parametrize("kind", [GemmAllReduce, AllGatherGemm])
+def test_grids_shrink_under_the_lock_of_the_device(kind: type, platform: FakePlatform, fake_driver: FakeDriver) -> None:
+    """Another thread may launch what is forgotten."""
+    x, w = torch.ones(256, 64, dtype=torch.bfloat16), torch.ones(512, 64, dtype=torch.bfloat16).t()
+    with lone_group():
+        launcher = Launcher(platform, Planned(own_basis, available=PANELS))
+        if kind is GemmAllReduce:
+            launcher(GemmAllReduce([x], [w], None, "sum", 2, "0", ALONE))
+        else:
+            launcher(AllGatherGemm(x, [w], [None], [0], 0, False, 2, "0", ALONE))
+        operation: Any = next(iter(launcher._operations.values()))
+        group, held = operation.process_group(), list[bool]()
+
+        def seen() -> Any:
+            held.append(operation.device.lock.locked())
+            return group
+
+        operation.process_group = seen
+        dist.new_group([0])
+        operation.run(x if kind is AllGatherGemm else [x], [w], [None] if kind is AllGatherGemm else None)
+    assert held == [True] and len(fake_driver.grids) == 2
 
 
 def test_sites_are_judged_by_what_most_compiled_graphs_leave() -> None:
