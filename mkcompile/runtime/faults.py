@@ -90,6 +90,7 @@ class FaultBoard:
 
     def release(self, slot: FaultSlot) -> None:
         """No launch that could still write the report is left."""
+        slot.network_failure = None
         with self._lock:
             ctypes.memset(slot.address, 0, _SLOT_BYTES)
             del self._slots[slot.index]

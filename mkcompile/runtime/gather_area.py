@@ -23,12 +23,16 @@ _SMALLEST_BYTES = 16 << 20
 
 @dataclass(slots=True, kw_only=True)
 class GatherArea:
-    """The areas of one group. Units: `cap_bytes` bytes of the one in use."""
+    """The areas of one group. `addresses`: of the one in use, by rank; another tuple for another area.
+
+    Units: `cap_bytes` bytes of the one in use.
+    """
 
     exchange: Exchange
     backing: Backing
     cap_bytes: int
     current: SymmetricBuffer | None = None
+    addresses: tuple[int, ...] = ()
     _captured: bool = False
     _slot: FaultSlot | None = None
     _kept: list[SymmetricBuffer] = field(default_factory=list)
@@ -38,9 +42,9 @@ class GatherArea:
         """Bytes on this rank, those kept for captured graphs included."""
         return sum(one.size_bytes for one in [*self._kept, *([self.current] if self.current else [])])
 
-    def require(self, num_bytes: int, capturing: bool, slot: FaultSlot) -> SymmetricBuffer:
-        """At least so many bytes, for launches on the workspace that reports to `slot`. Collective where a new area is
-        needed.
+    def require(self, num_bytes: int, capturing: bool, slot: FaultSlot) -> tuple[int, ...]:
+        """The addresses of at least so many bytes, for launches on the workspace that reports to `slot`. Collective
+        where a new area is needed.
 
         Raises: WorkspaceError where a new one is needed while a CUDA graph is captured, or can't be had;
         PeerTimeoutError for ranks that do not come; UnsupportedDeviceError.
@@ -49,9 +53,8 @@ class GatherArea:
             if capturing:
                 raise WorkspaceError(f"a CUDA graph is being captured and this call needs a new area; {WARM_UP_FIRST}")
             self._replace(num_bytes)
-        assert self.current is not None
         self._captured, self._slot = self._captured or capturing, slot
-        return self.current
+        return self.addresses
 
     def _outlived(self, slot: FaultSlot) -> bool:
         """Whether transfers of another workspace's launches may come that nobody waits for: given up, or replayed."""
@@ -66,12 +69,12 @@ class GatherArea:
         step = f"gathered rows of {size_bytes >> 20} MiB"
         new = make_buffer(self.exchange, self.backing, step, size_bytes, 0)
         self.close()
-        self.current, self._captured = new, False
+        self.current, self.addresses, self._captured = new, new.addresses, False
         _LOG.info("group of ranks %s: %s", self.exchange.ranks, step)
 
     def close(self) -> None:
         """Give the area back, unless captured graphs may use it."""
-        old, self.current = self.current, None
+        old, self.current, self.addresses = self.current, None, ()
         if old is None:
             return
         if self._captured:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mkcompile.runtime import form as forms
 from mkcompile.runtime.abi import KernelArguments
+from mkcompile.runtime.external import Blueprint
 from mkcompile.runtime.gather_abi import GatherArguments
 from mkcompile.runtime.gather_engine import EngineDevice, EnginePlaces, PreparedTransfers, transfers
 from mkcompile.runtime.gather_form import GatherForm, as_shard
@@ -28,7 +29,6 @@ from mkcompile.runtime.kernel import LoadedKernel, PeerTable
 from mkcompile.runtime.network_gather import MoverDevice, PreparedNetworkGather, mover_grid, region_demand
 from mkcompile.runtime.operation import Group, Repeatable
 from mkcompile.runtime.reserve import GROUPS, newest_group
-from mkcompile.runtime.symmetric import SymmetricBuffer
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.trace.record import Recorder
 from mkcompile.runtime.workspace import Demand, Workspace
@@ -244,7 +244,7 @@ class GatherOperation(Repeatable[Tensor, Sequence[Tensor | None], list[Tensor]])
     engine: EngineDevice | None
     mover: MoverDevice | None = None
     workspace: Workspace | None = None
-    area: SymmetricBuffer | None = None
+    areas: tuple[int, ...] = ()
     launches: dict[tuple[int, ...], Prepared] = field(default_factory=dict)
     site: GatherSite | None = None
     model: PreparedGather | None = None
@@ -268,7 +268,7 @@ class GatherOperation(Repeatable[Tensor, Sequence[Tensor | None], list[Tensor]])
             capture = device.chain.enter(stream)
             current = self.group.workspace.current
             stale = self.workspace is not current or current is None or current.slot.failed
-            if stale or capture or (self.engine is not None and self.area is not self.group.area.current):
+            if stale or capture or (self.engine is not None and self.areas is not self.group.area.addresses):
                 self._bind(capture != 0)
             prepared = self.launches.get(addresses)
             tensors = None
@@ -312,24 +312,24 @@ class GatherOperation(Repeatable[Tensor, Sequence[Tensor | None], list[Tensor]])
 
     def _bind(self, capturing: bool) -> None:
         workspace = self.group.workspace.require(_demand(self.choice, self.form.size, self.group), capturing)
-        area = None
+        areas: tuple[int, ...] = ()
         if self.engine is not None:
             num_bytes = self.choice.schedule.arena_bytes(self.form.size)
-            area = self.group.area.require(num_bytes, capturing, workspace.slot)
-        if workspace is not self.workspace or area is not self.area:
-            self.workspace, self.area = workspace, area
+            areas = self.group.area.require(num_bytes, capturing, workspace.slot)
+        if workspace is not self.workspace or areas is not self.areas:
+            self.workspace, self.areas = workspace, areas
             self.launches.clear()
             self.model = None
-            self.site = self._site(workspace, area)
+            self.site = self._site(workspace, areas)
 
-    def _site(self, workspace: Workspace, area: SymmetricBuffer | None) -> GatherSite:
+    def _site(self, workspace: Workspace, areas: tuple[int, ...]) -> GatherSite:
         peers, side = self.group.workspace.peers(workspace), None
         if self.engine is not None:
-            assert area is not None
-            places = EnginePlaces(
-                rank=peers.rank, layout=peers.layout, workspaces=peers.workspaces, areas=area.addresses
-            )
-            side = EngineSide(device=self.engine, places=places, memory=area.keep[-1])
+            places = EnginePlaces(rank=peers.rank, layout=peers.layout, workspaces=peers.workspaces, areas=areas)
+            # not the area's own tensor: calls of this signature may never come again, and the area is to go then
+            elements = self.choice.schedule.arena_bytes(self.form.size) // torch.bfloat16.itemsize
+            landing = Blueprint((elements,), (1,), torch.bfloat16, self.device.device)
+            side = EngineSide(device=self.engine, places=places, memory=landing.at(areas[peers.rank]))
         return GatherSite(
             form=self.form, choice=self.choice, kernel=self.kernel, peers=peers, engine=side,
             mover=self.mover, trace=self.device.recorder,

@@ -105,9 +105,16 @@ class Results:
             return None
         return self._put(added, (added.start, 0), blueprint, size_bytes, stream)
 
-    def is_idle(self) -> bool:
-        """No tensor is left in it, and no graph that was captured uses it."""
-        return all(place.watched and is_expired(place.watched) for area in self._areas for place in area.places)
+    def let_go(self) -> bool:
+        """Of all memory, where no tensor is left in it and no graph that was captured uses it."""
+        places = [place for area in self._areas for place in area.places]
+        if not all(place.watched and is_expired(place.watched) for place in places):
+            return False
+        for place in places:
+            free_watch(place.watched)
+        self._areas.clear()
+        self.held_bytes = 0
+        return True
 
     def _of_capture(self, capture: int) -> list[_Area]:
         """The areas of the capture that is going on; those of earlier ones stay theirs."""

@@ -31,6 +31,7 @@ _SMALLEST_TILES = 16384
 _ROUNDING_BYTES = 1 << 16
 # Tiles in flight beyond the lag that a ring of slots must hold. Source: docs/decisions/102-reduce-scatter-order.md.
 _WAVES_IN_FLIGHT = 2
+_NO_MEMORY = SymmetricBuffer(addresses=(), size_bytes=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,7 @@ def _power_of_two(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Workspace:
     """One workspace of all ranks, its fault report, and the results that peers store into while it is in use. `link`:
     to the other nodes, where there are several.
@@ -112,6 +113,10 @@ class Workspace:
     results: Results
     link: NetworkLink | None = None
     captured: bool = False
+
+    def let_go(self) -> None:
+        """Of the memory: operations that are not called any more may hold the workspace for long."""
+        self.buffer, self.link = _NO_MEMORY, None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -237,4 +242,5 @@ class GroupWorkspace:
         if old.link is not None:
             old.link.close()
         self.board.release(old.slot)
-        self._leaving = [one for one in (*self._leaving, old.results) if not one.is_idle()]
+        self._leaving = [one for one in (*self._leaving, old.results) if not one.let_go()]
+        old.let_go()

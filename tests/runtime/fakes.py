@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -57,9 +58,16 @@ class FakeStreams:
         return self.captures.get(stream, self.capturing)
 
 
+@dataclass(eq=False)
+class FakeBlock:
+    """Memory that nobody looks at."""
+
+    size_bytes: int
+
+
 @dataclass
 class FakeBacking:
-    """Host memory that only this process has; `addresses` of peers are made up."""
+    """Host memory that only this process has; `addresses` of peers are made up. `held`: what somebody still owns."""
 
     world_size: int
     allocation_failure: str = ""
@@ -67,15 +75,18 @@ class FakeBacking:
     null_peer: int = -1
     allocated_bytes: list[int] = field(default_factory=list)
     settled: int = 0
+    held: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
 
-    def allocate(self, size_bytes: int, zeroed_bytes: int) -> torch.Tensor | int:
+    def allocate(self, size_bytes: int, zeroed_bytes: int) -> torch.Tensor | FakeBlock:
         """Memory for results, of which nothing is zeroed, is real: tensors are made there."""
         if self.allocation_failure:
             raise WorkspaceError(self.allocation_failure)
         self.allocated_bytes.append(size_bytes)
-        return size_bytes if zeroed_bytes else torch.empty(size_bytes, dtype=torch.uint8)
+        memory = FakeBlock(size_bytes) if zeroed_bytes else torch.empty(size_bytes, dtype=torch.uint8)
+        self.held.add(memory)
+        return memory
 
-    def connect(self, memory: torch.Tensor | int) -> SymmetricBuffer:
+    def connect(self, memory: torch.Tensor | FakeBlock) -> SymmetricBuffer:
         if self.connection_failure:
             raise UnsupportedDeviceError(self.connection_failure)
         addresses = [(rank + 1) << 40 for rank in range(self.world_size)]
@@ -83,7 +94,7 @@ class FakeBacking:
             addresses[self.null_peer] = 0
         if isinstance(memory, torch.Tensor):
             addresses[0] = memory.data_ptr()
-        size_bytes = memory if isinstance(memory, int) else memory.numel()
+        size_bytes = memory.size_bytes if isinstance(memory, FakeBlock) else memory.numel()
         return SymmetricBuffer(addresses=tuple(addresses), size_bytes=size_bytes, keep=(memory,))
 
     def settle(self) -> None:

@@ -164,6 +164,19 @@ def test_transfers_of_a_launch_that_was_given_up_have_their_area_to_themselves(
     assert launcher(gather(4096, 1024)) is not None and len(platform.backing_of_group.allocated_bytes) == 4
 
 
+@pytest.mark.parametrize("variant", ["copy_engine", "library"])
+def test_what_was_called_before_keeps_no_area(
+    launcher: Launcher, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    monkeypatch.setattr(launcher, "_tactics", Planned(own_basis, available=frozenset({f"all_gather_gemm/{variant}"})))
+    held = platform.backing_of_group.held
+    launcher(gather(4096, 1024))
+    launcher(gather(16384, 1024))
+    assert len(platform.backing_of_group.allocated_bytes) == 3, "a workspace, and an area that had to grow"
+    assert len(held) == 2
+    launcher(gather(4096, 1024))
+
+
 def test_an_area_that_a_graph_holds_does_not_serve_a_later_workspace(
     launcher: Launcher, platform: FakePlatform, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -354,3 +354,12 @@ def test_measurements_of_rank_0_go_before_predictions(platform: FakePlatform, fa
     with lone_group():
         launcher = Launcher(platform, Planned(lambda: Basis(topology=topology, tuned=tuned)))
         assert launcher(call) is None, "the unfused sequence was faster"
+
+
+def test_what_was_called_before_keeps_no_workspace(launcher: Launcher, platform: FakePlatform) -> None:
+    backing = platform.backing_of_group
+    launcher(all_reduce())
+    launcher(all_reduce(m=65536))
+    assert [one.size_bytes for one in backing.held] == backing.allocated_bytes[1:], "the larger one alone"
+    launcher(all_reduce())
+    assert len(backing.allocated_bytes) == 2, "which serves the first call, too"

@@ -229,8 +229,9 @@ def test_a_new_workspace_has_new_results_and_old_ones_stay_while_they_are_read(
     platform.report(1, op=2, rank=0, peer=1, role=2, code=abi.PEER_TIMEOUT)
     with pytest.raises(Exception, match="waited"):
         launcher(planned())
-    launcher(planned())
+    launcher(planned(m=128))
     assert launcher.held_bytes() == workspace + results, "nothing was read any more"
+    assert len(backing.held) == 2, "and nothing is held by what is not called any more"
 
 
 def test_a_capture_uses_what_its_warm_up_has_made(
