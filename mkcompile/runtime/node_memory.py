@@ -27,11 +27,13 @@ class DeviceBlock:
     handle: bytes
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Mapping:
-    """Another process's block, as it is mapped here."""
+    """Another process's block, as it is mapped here until `end` is called or nobody holds this."""
 
-    address: int
+    def __init__(self, handle: bytes, device_idx: int) -> None:
+        """Raises: DriverError."""
+        self.address = driver.import_memory(handle, device_idx)
+        self.end = weakref.finalize(self, driver.forget_memory, self.address, device_idx)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,19 +62,24 @@ class NodeBacking:
     def connect(self, memory: DeviceBlock) -> SymmetricBuffer:
         """Collective. Raises: UnsupportedDeviceError."""
         handles = self.exchange.gather("node memory", memory.handle.hex())
-        addresses, mappings = [0] * len(handles), []
+        addresses, mappings = [0] * len(handles), list[Mapping]()
         for rank in self.reached:
             if rank == self.exchange.rank:
                 addresses[rank] = memory.address
                 continue
             try:
-                mapping = Mapping(driver.import_memory(bytes.fromhex(handles[rank]), self._device_idx()))
+                mappings.append(Mapping(bytes.fromhex(handles[rank]), self._device_idx()))
             except driver.DriverError as error:
                 raise UnsupportedDeviceError(f"no mapping of the memory of rank {rank}: {error}") from error
-            weakref.finalize(mapping, driver.forget_memory, mapping.address, self._device_idx())
-            mappings.append(mapping)
-            addresses[rank] = mapping.address
-        return SymmetricBuffer(addresses=tuple(addresses), size_bytes=memory.size_bytes, keep=(tuple(mappings), memory))
+            addresses[rank] = mappings[-1].address
+
+        def unmap() -> None:
+            for one in mappings:
+                one.end()
+
+        return SymmetricBuffer(
+            addresses=tuple(addresses), size_bytes=memory.size_bytes, keep=(mappings, memory), unmap=unmap
+        )
 
     def settle(self) -> None:
         """Wait for all that the device was given."""

@@ -21,17 +21,23 @@ from mkcompile.runtime.exchange import Exchange
 _Result = TypeVar("_Result")
 
 
+def _nothing() -> None:
+    """There is nothing to do."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SymmetricBuffer:
     """A block of memory and where every rank's copy of it is mapped on this device.
 
-    `keep` are the objects that own the memory and the mappings. `multicast` is 0 where the fabric has none.
+    `keep` are the objects that own the memory and the mappings. `multicast` is 0 where the fabric has none. `unmap`
+    ends the mappings of other ranks' memory, where that must come before its owner frees it.
     """
 
     addresses: tuple[int, ...]
     size_bytes: int
     multicast: int = 0
     keep: tuple[Any, ...] = ()
+    unmap: Callable[[], None] = _nothing
 
 
 class Backing(Protocol):

@@ -228,10 +228,31 @@ class GroupWorkspace:
             results=Results(self.exchange, self.backing, self.streams, self.cap_bytes - layout.total_bytes),
             link=link,
         )
-        if old is not None:
+        if old is not None and self._is_done_with(old, step):
             self._retire(old)
         _LOG.info("group of ranks %s: %s", self.exchange.ranks, step)
         return self.current
+
+    def _is_done_with(self, old: Workspace, step: str) -> bool:
+        """Over nodes: collective. Whether no rank uses the workspace any more or maps it, so that all can free theirs.
+
+        The ranks have come to the same call, but the last launch may be done here and still write from elsewhere. What
+        a rank's graphs use is kept by all; so is the memory if a rank does not come any more.
+        """
+        if self.network is None:  # torch's memory stays as long as anyone maps it
+            return True
+        self._kept.append(old)
+        self.backing.settle()
+        ended = self.exchange.gather(f"{step}: launches before it have ended", "captured" if old.captured else "")
+        if any(ended):
+            return False
+        if old.link is not None:
+            old.link.close()
+            old.link = None
+        old.buffer.unmap()
+        self.exchange.gather(f"{step}: the one before it is unmapped", "")
+        self._kept.remove(old)
+        return True
 
     def _retire(self, old: Workspace) -> None:
         if old.captured:

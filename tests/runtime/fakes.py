@@ -75,6 +75,7 @@ class FakeBacking:
     null_peer: int = -1
     allocated_bytes: list[int] = field(default_factory=list)
     settled: int = 0
+    log: list[str] = field(default_factory=list)
     held: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
 
     def allocate(self, size_bytes: int, zeroed_bytes: int) -> torch.Tensor | FakeBlock:
@@ -95,10 +96,14 @@ class FakeBacking:
         if isinstance(memory, torch.Tensor):
             addresses[0] = memory.data_ptr()
         size_bytes = memory.size_bytes if isinstance(memory, FakeBlock) else memory.numel()
-        return SymmetricBuffer(addresses=tuple(addresses), size_bytes=size_bytes, keep=(memory,))
+        weakref.finalize(memory, self.log.append, f"free {size_bytes}")
+        return SymmetricBuffer(
+            addresses=tuple(addresses), size_bytes=size_bytes, keep=(memory,), unmap=lambda: self.log.append("unmap")
+        )
 
     def settle(self) -> None:
         self.settled += 1
+        self.log.append("settle")
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,11 +14,13 @@ from mkcompile.errors import (
     ProxyUnavailableError,
     TransportError,
     TransportReport,
+    WaitReport,
 )
 from mkcompile.ops.all_gather_gemm import FORM_INPUT, AllGatherGemm
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
 from mkcompile.runtime import abi
+from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.gather_operation import GatherOperation
 from mkcompile.runtime.launcher import Launcher
 from mkcompile.runtime.machine import own_basis
@@ -121,6 +123,59 @@ def test_a_workspace_that_grows_gets_a_link_of_its_own(nodes: tuple[Launcher, Fa
     launcher(all_reduce(world_of(platform), m=65536))
     assert platform.backing_of_group.allocated_bytes[-1] > before
     assert platform.closed_links[-1] == before
+
+
+def grown(
+    nodes: tuple[Launcher, FakePlatform], monkeypatch: pytest.MonkeyPatch, peer: Callable[[str, str], str]
+) -> list[str]:
+    """What a growing workspace does with the one before. `peer`: what the other ranks say, of a step and what this one
+    says.
+    """
+    launcher, platform = nodes
+    log, world = platform.backing_of_group.log, world_of(platform)
+
+    def gather(exchange: Exchange, step: str, value: str) -> tuple[str, ...]:
+        log.append(step.rpartition(": ")[2])
+        return value, *(peer(step, value) for _ in range(world - 1))
+
+    launcher(all_reduce(world))
+    monkeypatch.setattr(Exchange, "gather", gather)
+    launcher(all_reduce(world, m=65536))
+    return log[log.index("connected") + 1 :]
+
+
+def test_memory_is_freed_when_no_rank_uses_or_maps_it(
+    nodes: tuple[Launcher, FakePlatform], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = grown(nodes, monkeypatch, lambda step, value: value)
+    before = nodes[1].backing_of_group.allocated_bytes[0]
+    ended, unmapped = "launches before it have ended", "the one before it is unmapped"
+    assert [one for one in log if one != "settle"] == [ended, "unmap", unmapped, f"free {before}"]
+    assert log.index("settle") < log.index(ended) and nodes[1].closed_links == [before]
+
+
+def test_what_a_graph_of_another_rank_uses_is_kept(
+    nodes: tuple[Launcher, FakePlatform], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = grown(nodes, monkeypatch, lambda step, value: "captured" if step.endswith("ended") else value)
+    launcher, platform = nodes
+    assert "unmap" not in log and not platform.closed_links
+    assert launcher.held_bytes() == sum(platform.backing_of_group.allocated_bytes)
+
+
+def test_what_a_rank_that_does_not_come_may_use_is_kept(
+    nodes: tuple[Launcher, FakePlatform], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(step: str, value: str) -> str:
+        if step.endswith("ended"):
+            raise PeerTimeoutError(
+                WaitReport(operator=step, rank=0, peer=1, role="", tile=-1, expected=1, seen=0, waited_s=1)
+            )
+        return value
+
+    with pytest.raises(PeerTimeoutError):
+        grown(nodes, monkeypatch, absent)
+    assert len(nodes[1].backing_of_group.held) == 2 and "unmap" not in nodes[1].backing_of_group.log
 
 
 def test_who_is_missing_on_another_node_is_named(nodes: tuple[Launcher, FakePlatform]) -> None:

@@ -57,8 +57,12 @@ def test_the_ranks_of_a_node_map_each_other_and_nobody_else(calls: Calls) -> Non
     buffer = one.connect(one.allocate(1 << 20, 512))
     assert buffer.addresses == (1000, 4096, 0, 0) and buffer.size_bytes == 1 << 20
     assert calls.made[0] == ("allocate", 1 << 20, 512, 0)
+    buffer.unmap()
+    assert calls.made[-1] == ("forget_memory", 1000, 0), "while the own memory stays"
+    buffer.unmap()
     del buffer
     gc.collect()
+    assert [name for name, *_ in calls.made].count("forget_memory") == 1
     assert {name for name, *_ in calls.made[-2:]} == {"forget_memory", "free"}
 
 
