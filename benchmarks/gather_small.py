@@ -21,8 +21,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from mkcompile.runtime.driver import DriverError
 from mkcompile.runtime.gather_launch import GatherSize
-from mkcompile.runtime.gather_schedule import GatherChoice, choices, stream_choices
+from mkcompile.runtime.gather_schedule import GatherChoice, Variant, choices, choose_gather, stream_choices
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.warmup import warm_up
 
@@ -43,6 +44,8 @@ _HBM_BYTES_PER_MS = 4.3e9
 _DELIVERY_MS = 0.0025
 _MAX_GRID = 128
 _STREAMED = 4
+#: Beside the forms that stream: each in its best tile.
+_WHOLE: tuple[Variant, ...] = ("push", "pull")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +111,7 @@ def contenders_of(case: Case, gatherer: Gatherer, group: str, sweep: bool) -> li
     if sweep:
         return [named[0], *(case.ours(text_of(one), one, gatherer) for one in swept(case.size))]
     found = [*named, case.ours("mkcompile", chosen(case.size, None), gatherer)]
+    found += [case.ours(f"mkcompile_{variant}", chosen(case.size, variant), gatherer) for variant in _WHOLE]
     streamed = sorted(stream_choices(KernelConfig(operator="all_gather_gemm"), case.size, _MAX_GRID, False), key=_us)
     return found + [case.ours(f"mkcompile_stream{i}", one, gatherer) for i, one in enumerate(streamed[:_STREAMED])]
 
@@ -126,6 +130,15 @@ def runs_right(contender: Contender, truth: Tensor) -> bool:
     return all_right(out, truth, same=False)
 
 
+def graph_of(contender: Contender, rotation: Rotation, truths: list[Tensor]) -> torch.cuda.CUDAGraph | None:
+    """None also where it can't be captured: the same on all ranks."""
+    try:
+        return checked_graph("gemm", contender, rotation, truths)
+    except (DriverError, RuntimeError) as error:
+        sys.stderr.write(f"{contender.name} ({contender.variant}): {error}\n")
+        return None
+
+
 def rows_of(bench: Bench, shape: Shape, gatherer: Gatherer, options: argparse.Namespace) -> Iterator[dict[str, object]]:
     """Check, then time, one row a contender and regime."""
     case = Case.of(shape)
@@ -142,7 +155,7 @@ def rows_of(bench: Bench, shape: Shape, gatherer: Gatherer, options: argparse.Na
             if runs_right(contender, truths[0]):
                 right.add(contender.name)
             continue
-        graph = checked_graph("gemm", contender, case.rotation, truths)
+        graph = graph_of(contender, case.rotation, truths)
         bench.check()
         if graph is not None:
             graphs[contender.name] = graph
@@ -201,10 +214,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended")
     options = parser.parse_args(arguments)
     options.out.parent.mkdir(parents=True, exist_ok=True)
+    base = KernelConfig(operator="all_gather_gemm")
     configs: dict[KernelConfig, None] = {}
     for shape in SHAPES:
         size = GatherSize(segment_rows=shape.m // 2, k=shape.k, n=(shape.n,), world=2)
         configs.update({one.config: None for one in swept(size)})
+        for variant in (None, *_WHOLE):
+            configs[choose_gather(base, size, _MAX_GRID, variant=variant).config] = None
     for _ in warm_up(configs, min(30, os.cpu_count() or 1)):
         pass
     mp.spawn(worker, args=(options,), nprocs=2)

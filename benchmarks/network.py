@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from mkcompile.runtime.kernel import PreparedLaunch
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.proxy import Link
 from mkcompile.runtime.tile_schedule import TileSchedule
+from mkcompile.runtime.warmup import warm_up
 from tests.gpu.network_ranks import LINK_50, SHUFFLED_50, NodeGroup
 from tests.gpu.ranks import nan_outputs, random_input
 from tests.gpu.test_reductions import expected_of
@@ -139,6 +141,16 @@ def measure(group: NodeGroup, plain: NodeGroup, shape: Shape, kind: tuple[str, s
     }  # fmt: skip
 
 
+def needed_configs() -> list[KernelConfig]:
+    """All that is launched, traced and not."""
+    bases = [
+        KernelConfig(operator=operator, broadcast=broadcast, network="flat", trace=trace)  # type: ignore[arg-type]
+        for operator, broadcast in _OPERATORS
+        for trace in (False, True)
+    ]
+    return list(dict.fromkeys(base.with_tile(*form.tile) for base in bases for form in FORMS))
+
+
 def open_groups(devices: tuple[int, int], link: Link, shapes: list[Shape]) -> tuple[NodeGroup, NodeGroup]:
     """For the fused kernels, with a workspace of the default size; and for the sequence that is not fused."""
     largest = max(arena_bytes(shape.m, shape.n) for shape in shapes)
@@ -156,6 +168,8 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=1 << 28, help="elements of the largest product")
     parser.add_argument("--commit", default="")
     options = parser.parse_args()
+    for _ in warm_up(needed_configs(), min(8, os.cpu_count() or 1)):
+        pass
     started = time.monotonic()
     shapes = [one for one in REDUCED if one.m >= LARGE_ROWS and one.m * one.n <= options.largest]
     for order, link in ORDERS.items():

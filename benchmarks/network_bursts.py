@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
@@ -12,6 +13,9 @@ import torch
 from mkcompile.runtime.trace import summary
 from tests.gpu.network_ranks import NodeGroup
 
+# A proxy's copies and flags must not stand behind a kernel that waits for them (decision 404). Read when CUDA is
+# initialised.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 _BACKLOG_CYCLES = 1_500_000
 _CALLS = 3
 _PAUSE_S = 0.004

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 from mkcompile.runtime.gather_launch import GatherSize
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.proxy import Link
+from mkcompile.runtime.warmup import warm_up
 from tests.gpu.gather_calls import Call
 from tests.gpu.network_gather_calls import Movers, make_call
 from tests.gpu.network_ranks import LINK_50, SHUFFLED_50, NodeGroup
@@ -101,6 +103,12 @@ def measure(group: NodeGroup, movers: Movers, shape: Shape, order: str) -> dict[
     }  # fmt: skip
 
 
+def needed_configs() -> list[KernelConfig]:
+    """All that is launched, traced and not."""
+    bases = [KernelConfig(operator="all_gather_gemm", network="flat", trace=trace) for trace in (False, True)]
+    return [base.with_tile(*tile) for base in bases for tile in TILES]
+
+
 def open_group(link: Link) -> NodeGroup:
     """Two nodes of one GPU."""
     return NodeGroup((0, 1), arena_bytes=_ARENA_BYTES, nodes=2, link=link, timeline_capacity=4096)
@@ -113,6 +121,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--commit", default="")
     options = parser.parse_args()
+    for _ in warm_up(needed_configs(), min(8, os.cpu_count() or 1)):
+        pass
     started = time.monotonic()
     for order, link in ORDERS.items():
         group = open_group(link)

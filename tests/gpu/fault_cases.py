@@ -117,8 +117,9 @@ def late_peer(pair: Pair) -> dict[str, Any]:
 
 
 def replay_beside_eager(pair: Pair) -> dict[str, Any]:
-    """Small launches of a graph and of eager calls meet on one workspace: an error or a right result, never a hang. What
-    of the graph runs after the error has been taken says so, too.
+    """Small launches of a graph and of eager calls meet on one workspace: an error or a right result, never a hang.
+
+    What of the graph runs after the error has been taken says so, too.
 
     Of few blocks, and too many rows for the kernels that take all SMs: else no two launches are there at a time.
     """
