@@ -35,7 +35,7 @@ _Key = tuple[str, torch.device]
 
 @dataclass(slots=True)
 class Resources:
-    """Of one process. `on_end` is told of a group that has ended, when another has its name.
+    """Of one process. `on_end` is told of a group that has ended, when the next one is looked up, whichever that is.
 
     The one lock guards what is here and is never held while other ranks are waited for: another thread may be deciding
     for another group, whose ranks may have come in another order.
@@ -47,7 +47,7 @@ class Resources:
     board: FaultBoard | None = None
     devices: dict[torch.device, Device] = field(default_factory=dict)
     groups: dict[_Key, Group] = field(default_factory=dict)
-    #: Groups that have ended, but whose memory captured graphs may use.
+    #: Groups that have ended, but whose memory captured graphs or living results use.
     ended: list[Group] = field(default_factory=list)
     _meetings: dict[_Key, threading.RLock] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -85,13 +85,12 @@ class Resources:
 
         Raises: PeerTimeoutError for ranks that do not come.
         """
-        process_group = find(name)
+        self._end_groups()
         found = self.groups.get((name, device))
-        if found is not None and found.workspace.exchange.group() is not process_group:
-            self._end(found)
-            found = None
         if found is None:
-            found = self.groups[name, device] = self._meet(name, process_group, device)
+            found = self._meet(name, find(name), device)
+            with self._lock:
+                self.groups[name, device] = found
         return found
 
     def _meet(self, name: str, process_group: ProcessGroup, device: torch.device) -> Group:
@@ -125,12 +124,20 @@ class Resources:
             network=network,
         )
 
-    def _end(self, group: Group) -> None:
-        self.on_end(group)
-        group.workspace.close()
-        group.area.close()
-        if group.held_bytes:
-            self.ended.append(group)
+    def _end_groups(self) -> None:
+        """Close those whose process group is gone: no collective, since their other ranks may not come any more."""
+        with self._lock:
+            gone = [key for key, one in self.groups.items() if not _lives(key[0], one)]
+            new = [self.groups.pop(key) for key in gone]
+            closing, self.ended = self.ended + new, []
+        for one in new:
+            self.on_end(one)
+        if closing and not self.platform.is_capturing():  # which can't wait for the device
+            for one in closing:
+                one.workspace.close()
+                one.area.close()
+        with self._lock:
+            self.ended += [one for one in closing if one.held_bytes]
 
     def _fault_board(self, device: torch.device) -> FaultBoard:
         with self._lock:
@@ -166,3 +173,11 @@ class Resources:
     def _refuse_capture(self, what: str) -> None:
         if self.platform.is_capturing():
             raise WorkspaceError(f"a CUDA graph is being captured and {what}; {WARM_UP_FIRST}")
+
+
+def _lives(name: str, group: Group) -> bool:
+    """Is the name still that of the same process group?"""
+    try:
+        return group.workspace.exchange.group() is find(name)
+    except (RuntimeError, KeyError, ValueError):  # no group has the name
+        return False

@@ -177,10 +177,11 @@ class GroupWorkspace:
         return self.exchange.world_size // self.nodes
 
     def close(self) -> None:
-        """The group is gone: give everything back but what captured graphs may use."""
+        """The group is gone: give everything back but what captured graphs may use, or somebody reads. Idempotent."""
         old, self.current = self.current, None
         if old is not None:
             self._retire(old)
+        self._leaving = [one for one in self._leaving if not one.let_go()]
 
     def peers(self, workspace: Workspace) -> PeerTable:
         """The ranks as a launch sees them: those of this node."""

@@ -179,6 +179,25 @@ def test_a_graph_keeps_the_memory_of_a_group_that_ended(platform: FakePlatform, 
     assert len(launcher._resources.ended) == 1 and platform.backing_of_group.settled == 0
 
 
+def test_a_group_that_is_gone_is_closed_when_any_other_is_looked_up(
+    platform: FakePlatform, fake_driver: FakeDriver
+) -> None:
+    with lone_group():
+        launcher, first, second = Launcher(platform), dist.new_group([0, 1]), dist.new_group([0, 1])
+        launcher(all_reduce(group=first.group_name))
+        dist.destroy_process_group(first)
+        platform.fake_streams.capturing = 5
+        with pytest.raises(WorkspaceError, match="warm up first"):
+            launcher(all_reduce(group=second.group_name))
+        assert platform.backing_of_group.settled == 0, "a capture can't wait for the device"
+        platform.fake_streams.capturing = 0
+        launcher(all_reduce(m=64, group=second.group_name))
+        assert platform.backing_of_group.settled == 1 and len(platform.backing_of_group.held) == 1
+        assert launcher.held_bytes() == platform.backing_of_group.allocated_bytes[-1]
+        (left,) = launcher._resources.groups.values()
+        assert all(one.group is left for one in launcher._operations.values())  # type: ignore[union-attr]
+
+
 def test_ranks_that_launch_nothing_are_not_waited_for(
     platform: FakePlatform, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

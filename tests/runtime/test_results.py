@@ -24,7 +24,10 @@ from mkcompile.runtime import abi
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.external import Blueprint
 from mkcompile.runtime.launcher import Launcher
+from mkcompile.runtime.machine import own_basis
 from mkcompile.runtime.results import Result, Results
+from mkcompile.runtime.tactics import Planned
+from tests.runtime.conftest import PANELS
 from tests.runtime.fakes import FakeBacking, FakeDriver, FakePlatform, FakeStreams, lone_group
 
 MIB = 1 << 20
@@ -232,6 +235,20 @@ def test_a_new_workspace_has_new_results_and_old_ones_stay_while_they_are_read(
     launcher(planned(m=128))
     assert launcher.held_bytes() == workspace + results, "nothing was read any more"
     assert len(backing.held) == 2, "and nothing is held by what is not called any more"
+
+
+def test_results_of_a_group_that_ended_stay_while_they_are_read(
+    platform: FakePlatform, fake_driver: FakeDriver
+) -> None:
+    launcher, held = Launcher(platform, Planned(own_basis, available=PANELS)), platform.backing_of_group.held
+    with lone_group():
+        read = launcher(planned())
+    with lone_group():
+        launcher(planned(plan_key="key"))
+        assert read is not None and len(held) == 2
+        del read
+        launcher(planned(plan_key="key", m=64))
+        assert len(held) == 1
 
 
 def test_a_capture_uses_what_its_warm_up_has_made(
