@@ -57,6 +57,7 @@ class AllGatherGemm:
     def check(self) -> None:
         """Raises: OperatorInputError, GroupError."""
         self.check_shapes(self.NAME)
+        checks.check_not_scaled(self.NAME, self.x)
         checks.check_same(self.NAME, "input, weights and biases", [self.x, *self.w, *self.bias])
         checks.check_not_meta(self.NAME, [self.x, *self.w, *self.bias])
         checks.check_group(self.NAME, self.group, self.world_size)

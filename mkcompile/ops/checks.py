@@ -32,11 +32,13 @@ def check_reduce_op(operator: str, reduce_op: str) -> None:
         )
 
 
-def check_tensor(operator: str, name: str, tensor: Tensor, num_dims: int | None = None) -> None:
+def check_tensor(operator: str, name: str, tensor: object, num_dims: int | None = None) -> None:
     """A dense floating-point tensor with `num_dims` dimensions.
 
     Raises: OperatorInputError.
     """
+    if not isinstance(tensor, Tensor):
+        raise OperatorInputError(f"{operator}: {name} is a {type(tensor).__name__}; give a tensor")
     if tensor.layout is not torch.strided:
         raise OperatorInputError(f"{operator}: {name} is {tensor.layout}; give a dense (strided) tensor")
     if not tensor.is_floating_point():
@@ -63,12 +65,21 @@ def check_one_device(operator: str, names: str, tensors: Sequence[Tensor | None]
         raise OperatorInputError(f"{operator}: {names} must be on one device, got {', '.join(devices)}")
 
 
+def check_not_scaled(operator: str, x: Tensor) -> None:
+    """Raises: OperatorInputError for 8-bit floats, which mean nothing without their scales."""
+    if x.element_size() == 1:
+        raise OperatorInputError(
+            f"{operator}: x is {x.dtype}, which needs scales; give bfloat16, float16 or float32, or call the operator "
+            "of scaled products"
+        )
+
+
 def check_not_meta(operator: str, tensors: Sequence[Tensor | None]) -> None:
     """Real tensors only: shape inference goes through fake tensors, not through meta tensors.
 
     Raises: OperatorInputError.
     """
-    if any(t is not None and t.is_meta and type(t) is Tensor for t in tensors):
+    if any(type(t) is Tensor and t.is_meta for t in tensors):
         raise OperatorInputError(f"{operator}: a meta tensor has no data; call it with CPU or CUDA tensors")
 
 
@@ -80,6 +91,7 @@ def check_gemms(operator: str, x: Sequence[Tensor], w: Sequence[Tensor], bias: T
     check_not_meta(operator, [*x, *w, bias])
     check_products(operator, x, w)
     check_bias(operator, bias, w[0].shape[1])
+    check_not_scaled(operator, x[0])
     check_same(operator, "inputs, weights and bias", [*x, *w, bias])
 
 

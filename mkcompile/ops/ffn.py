@@ -85,6 +85,7 @@ class Ffn:
         if self.bias_down is not None and tuple(self.bias_down.shape) != (self.w_down.shape[1],):
             raise OperatorInputError(f"{self.NAME}: bias_down must be [{self.w_down.shape[1]}]")
         self._check_scatter()
+        checks.check_not_scaled(self.NAME, self.x)
         tensors = [self.x, *self.w_up, self.w_down, *self.bias_up, self.bias_down]
         checks.check_same(self.NAME, "input, weights and biases", tensors)
         checks.check_not_meta(self.NAME, tensors)

@@ -28,7 +28,8 @@ def resolve(operator: str, name: str) -> ProcessGroup:
     try:
         return find(name)
     except (RuntimeError, KeyError, ValueError) as error:
-        raise GroupError(f"{operator}: no process group named {name!r} on this rank") from error
+        known = ", ".join(sorted(dist.distributed_c10d._world.pg_names.values()))
+        raise GroupError(f"{operator}: no process group named {name!r} on this rank, which has {known}") from error
 
 
 def name_of(operator: str, group: AnyGroup) -> str:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from mkcompile.errors import OperatorInputError
 from mkcompile.ops.problem import Problem
 
 _profiler_enabled = torch._C._autograd._profiler_enabled
@@ -109,10 +110,17 @@ def register(call_type: type[Call]) -> type[Call]:
         call.check()
         return call.fake()
 
+    def refuse(*args: Any) -> Any:
+        """A call with sparse tensors, for which no kernel could be found."""
+        call_type(*args).check()
+        raise OperatorInputError(f"{call_type.NAME}: give dense (strided) tensors")
+
     schema = call_type.NAME + call_type.SCHEMA
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
     for device in ("CPU", "CUDA"):
         LIBRARY.impl(call_type.NAME, operator.run, device)  # type: ignore[no-untyped-call]
+        for layout in ("Sparse", "SparseCsr"):
+            LIBRARY.impl(call_type.NAME, refuse, layout + device)  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"mkcompile::{call_type.NAME}", fake, lib=LIBRARY)
     _REGISTRY.operators[call_type.NAME] = operator
     _REGISTRY.connect(operator)

@@ -17,7 +17,7 @@ from mkcompile.passes.activation import Activation, Elementwise, elementwise, re
 from mkcompile.passes.all_gather_gemm import bias_after, read_as, used_beside
 from mkcompile.passes.fake_call import problem_of
 from mkcompile.passes.gather import SLICES, Gather, gather_behind
-from mkcompile.passes.gemm import Gemms, Product, gemms_before, product
+from mkcompile.passes.gemm import Gemms, Product, gemms_before, product, why_shared
 from mkcompile.passes.graph import ALL_REDUCE, GEMMS, REDUCE_SCATTER, argument, aten, is_call, peel, shape_of, value
 from mkcompile.passes.reason import Reason, Why
 from mkcompile.passes.reduction import Reduction, reduction_of
@@ -106,7 +106,7 @@ def _end(collective: fx.Node) -> _End | None:
             return None
         return _End(gemms=gemms, reduction=reduction, shape=(), dim=-1, covers=gemms.covers)
     scatter = scatter_before(collective)
-    if isinstance(scatter, Why):
+    if isinstance(scatter, Why) or why_shared(scatter.nodes, (collective,)):
         return None
     gemms = gemms_before(scatter.source, scatter.readers)
     if isinstance(gemms, Why) or len(gemms.x) != 1 or gemms.scales:

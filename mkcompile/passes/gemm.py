@@ -135,7 +135,7 @@ def gemms_before(
     terms = _Terms()
     why = terms.collect(current)
     if why is None:
-        why = _why_not_after(chain, terms, result) or _why_shared([*terms.covers, *chain], readers)
+        why = _why_not_after(chain, terms, result) or why_shared([*terms.covers, *chain], readers)
     if why is not None:
         return why
     moves = any(is_call(one, PERMUTES) for one in chain)
@@ -300,7 +300,8 @@ def _is_undone(cast: fx.Node, chain: list[fx.Node], dtype: torch.dtype, result: 
     return bool(readers) and all(is_call(user, CAST) and value(user).dtype == dtype for user in readers)
 
 
-def _why_shared(covers: list[fx.Node], readers: Collection[fx.Node]) -> Why | None:
+def why_shared(covers: Collection[fx.Node], readers: Collection[fx.Node]) -> Why | None:
+    """Why the nodes `covers` have to exist: something reads one that is neither among them nor among `readers`."""
     inside = {*covers, *readers}
     others = [(node, user) for node in covers for user in node.users if user not in inside]
     if not others:

@@ -6,7 +6,7 @@ from torch import fx
 
 from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter, ScaledGemmReduceScatter
 from mkcompile.ops.registry import Call
-from mkcompile.passes.gemm import Gemms, gemms_before
+from mkcompile.passes.gemm import Gemms, gemms_before, why_shared
 from mkcompile.passes.graph import REDUCE_SCATTER, is_call
 from mkcompile.passes.reason import Why
 from mkcompile.passes.reduction import Reduction, reduction_of
@@ -28,6 +28,9 @@ def find(collective: fx.Node) -> Match | Refusal | None:
     gemms = gemms_before(scatter.source, scatter.readers, result=reduction.wait)
     if isinstance(gemms, Why):
         return reduction.refuse(gemms)
+    shared = why_shared(scatter.nodes, (collective,))
+    if shared is not None:
+        return reduction.refuse(shared)
     shape_and_dim = rows_or_columns(scatter, *gemms.shape)
     if isinstance(shape_and_dim, Why):
         return reduction.refuse(shape_and_dim)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from mkcompile.ops.groups import resolve
+
 aten = torch.ops.aten
 prims = torch.ops.prims
 c10d = torch.ops._c10d_functional
@@ -78,9 +80,11 @@ def peel(node: fx.Node, targets: tuple[Any, ...] = VIEWS) -> fx.Node:
 
 
 def world_size_of(group: str) -> int:
-    """The number of ranks in a named process group."""
-    size: int = torch.distributed.distributed_c10d._get_group_size_by_name(group)  # type: ignore[arg-type]
-    return size
+    """The number of ranks in a named process group.
+
+    Raises: GroupError where this rank has none of that name.
+    """
+    return resolve("mkcompile", group).size()
 
 
 def only_user(node: fx.Node) -> fx.Node | None:

@@ -16,13 +16,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from mkcompile.ops.groups import find
+from mkcompile.ops.groups import find, resolve
+from mkcompile.passes.graph import argument
 
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "mkcompile")
+_GROUP = ("group_name", "group")
+_OF_GRAPH = "torch.compile"
 
 
 def groups_of(graph: fx.GraphModule) -> list[str]:
-    """Names of groups of several ranks, in order; those of the bodies of higher-order operators are among them."""
+    """Names of groups of several ranks, in order; those of the bodies of higher-order operators are among them.
+
+    Raises: GroupError where a collective names a group that this rank does not have.
+    """
     if not dist.is_initialized():
         return []
     bodies = [one for one in graph.modules() if isinstance(one, fx.GraphModule)]
@@ -31,8 +37,11 @@ def groups_of(graph: fx.GraphModule) -> list[str]:
 
 
 def _names(node: fx.Node) -> Iterator[str]:
-    if _namespace(node) in _COLLECTIVES:
-        yield from (leaf for leaf in tree_leaves((node.args, node.kwargs)) if isinstance(leaf, str))
+    schema = _schema(node)
+    if schema is not None and schema.name.split("::")[0] in _COLLECTIVES:
+        positions = [i for i, one in enumerate(schema.arguments) if one.name in _GROUP]
+        named = [argument(node, i, schema.arguments[i].name) for i in positions]
+        yield from (resolve(_OF_GRAPH, name).group_name for name in named if isinstance(name, str))
     for value in tree_leaves(node.meta.get("example_value")):
         if isinstance(value, DTensor):
             yield from (group.group_name for group in _mesh_of(value).get_all_groups())
@@ -45,15 +54,16 @@ def _mesh_of(value: DTensor) -> DeviceMesh:
     return found
 
 
-def _namespace(node: fx.Node) -> str:
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return str(target.namespace)
-    return target._qualified_op_name.split("::")[0] if isinstance(target, torch._ops.OpOverloadPacket) else ""
+def _schema(node: fx.Node) -> torch.FunctionSchema | None:
+    """Of an operator of torch's, as Dynamo's graphs call it: with its overload or without."""
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        target = getattr(target, "default", None)
+    return target._schema if isinstance(target, torch._ops.OpOverload) else None
 
 
 def _size(name: str) -> int:
-    """Ranks of the group; 0 where the text names none."""
+    """Ranks of the group; 0 where this rank is not in it."""
     try:
         return find(name).size()
     except (RuntimeError, KeyError, ValueError):

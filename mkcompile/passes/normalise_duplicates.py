@@ -1,4 +1,4 @@
-"""One node for what is computed twice: views, gathers and waits. Inference graphs come without this."""
+"""One node for what is computed twice: views, gathers, reductions and waits. Inference graphs come without this."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALIASES = (
 )
 # Torch 2.14 saves one of these for each reader of a gather, and tells backward that their memory differs.
 COPIED = (aten.cat.default, *WAIT)
-MERGED = (*ALIASES, *CAST, *ALL_GATHER, aten.cat.default)
+MERGED = (*ALIASES, *CAST, *ALL_GATHER, *ALL_REDUCE, *REDUCE_SCATTER, aten.cat.default)
 
 
 def fold_nested_waits(graph: fx.Graph) -> None:
@@ -58,7 +58,7 @@ def return_waited(graph: fx.Graph) -> None:
 
 
 def merge_duplicates(graph: fx.Graph) -> None:
-    """Common subexpressions, for views, casts, gathers and waits only.
+    """Common subexpressions, for views, casts, gathers, reductions and waits only.
 
     Two results of the graph are never made one: the caller may write into one of them, and backward gives the memory of
     each saved tensor to something else once it has read it. Where equal gathers leave the graph twice, the second

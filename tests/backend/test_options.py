@@ -189,6 +189,16 @@ def test_wrong_option_is_an_error_that_says_what_is_right(options: dict[str, Any
     assert message in str(caught.value)
 
 
+def test_a_group_that_is_not_there_is_named(fake_world: int) -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return funcol.all_reduce(x @ w, "sum", "77")
+
+    with pytest.raises(
+        torch._dynamo.exc.BackendCompilerFailed, match=r"GroupError: .*named '77' on this rank, which has 0"
+    ):
+        compile_and_run(function, backend="mkernel")
+
+
 def test_inductor_options_and_modes_reach_inductor(fake_world: int, seen: list[Any]) -> None:
     found: list[tuple[bool, bool]] = []
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as nnf
@@ -16,8 +17,10 @@ from mkcompile.passes.graph import collectives
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.site import Match, Refusal
 from tests.captured import capture, fake_group
-from tests.operators.test_ffn import HIDDEN, WORLD_SIZE, Function, inputs, name_of, reduced, scattered
+from tests.operators.test_ffn import GROUP, HIDDEN, WORLD_SIZE, Function, inputs, name_of, reduced, scattered
 from tests.regions import all_gather
+
+c10d = torch.ops._c10d_functional
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,6 +76,13 @@ def rows_regrouped(x: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> Tensor:
     return reduced(nnf.linear(nnf.relu(nnf.linear(x + 10, up[:HIDDEN])).reshape(4, 16, 6), down[:, :6]))
 
 
+def scattered_and_kept(x: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> list[Tensor]:
+    """The unreduced product has to exist: as a network it would be computed twice."""
+    pieces = nnf.linear(nnf.relu(nnf.linear(x + 11, up[:HIDDEN])), down).chunk(WORLD_SIZE, 1)
+    laid_out = c10d.reduce_scatter_tensor(torch.cat(pieces), "sum", WORLD_SIZE, GROUP)
+    return [c10d.wait_tensor(laid_out), pieces[0].sum(0)]
+
+
 NO_NETWORK: list[Function] = [
     interleaved,
     value_first,
@@ -97,7 +107,7 @@ def test_a_network_that_can_not_be_fused_says_why(function: Function, reason: Re
     assert isinstance(found, Refusal) and found.reason is reason
 
 
-@pytest.mark.parametrize("function", NO_NETWORK, ids=name_of)
+@pytest.mark.parametrize("function", [*NO_NETWORK, scattered_and_kept], ids=name_of)
 def test_what_only_looks_like_a_network_is_none(function: Function) -> None:
     assert found_in(function) is None
 

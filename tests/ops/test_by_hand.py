@@ -141,6 +141,7 @@ def alone() -> Iterator[None]:
 
 
 X, W = torch.ones(4, 8), torch.ones(8, 6)
+FLOAT8 = X.to(torch.float8_e4m3fn)
 BAD_INPUT: dict[str, tuple[Callable[[], object], type[MkcompileError], str]] = {
     "integer": (lambda: gemm_all_reduce(X.int(), W.int()), OperatorInputError, "torch.int32; give a floating-point"),
     "dtypes": (lambda: gemm_all_reduce(X, W.half()), OperatorInputError, "one dtype, got torch.float16, torch.float32"),
@@ -148,6 +149,28 @@ BAD_INPUT: dict[str, tuple[Callable[[], object], type[MkcompileError], str]] = {
     "meta": (lambda: gemm_all_reduce(X, W.to("meta")), OperatorInputError, "meta tensor has no data"),
     "sparse": (lambda: gemm_all_reduce(X.to_sparse(), W), OperatorInputError, "give a dense"),
     "sparse weight": (lambda: gemm_all_reduce(X, W.to_sparse()), OperatorInputError, "give a dense"),
+    "sparse by torch.ops": (
+        lambda: torch.ops.mkcompile.gemm_all_reduce([X.to_sparse()], [W], None, "sum", 1, "0", ""),
+        OperatorInputError,
+        "give a dense",
+    ),
+    "sparse weight by torch.ops": (
+        lambda: torch.ops.mkcompile.all_gather_gemm(X, [W.to_sparse_csr()], [None], [0], 0, False, 1, "0", ""),
+        OperatorInputError,
+        "give a dense",
+    ),
+    "no tensor": (lambda: gemm_all_reduce(X, None), OperatorInputError, "w[0] is a NoneType; give a tensor"),  # type: ignore[arg-type]
+    "8-bit floats": (lambda: gemm_all_reduce(FLOAT8, FLOAT8.t()), OperatorInputError, "which needs scales"),
+    "8-bit floats, gathered": (
+        lambda: mkcompile.ops.all_gather_gemm(FLOAT8, FLOAT8.t()),
+        OperatorInputError,
+        "which needs scales",
+    ),
+    "8-bit floats, network": (
+        lambda: mkcompile.ops.ffn(FLOAT8, [FLOAT8.t()], FLOAT8),
+        OperatorInputError,
+        "which needs scales",
+    ),
     "reduce op": (lambda: gemm_all_reduce(X, W, reduce_op="max"), OperatorInputError, "use one of sum, avg"),
     "inner size": (lambda: gemm_all_reduce(X, torch.ones(7, 6)), OperatorInputError, "8 columns and w[0] 7 rows"),
     "vector": (lambda: gemm_all_reduce(torch.ones(8), W), OperatorInputError, "at least two dimensions"),
@@ -155,7 +178,11 @@ BAD_INPUT: dict[str, tuple[Callable[[], object], type[MkcompileError], str]] = {
     "bias shape": (lambda: gemm_all_reduce(X, W, torch.ones(1, 6)), OperatorInputError, "give [6]"),
     "gradients": (lambda: gemm_all_reduce(X.clone().requires_grad_(), W), OperatorInputError, "torch.no_grad()"),
     "dim": (lambda: gemm_reduce_scatter(X, W, dim=2), OperatorInputError, "outside 0..1"),
-    "group name": (lambda: gemm_all_reduce(X, W, group="tp"), GroupError, "no process group named 'tp'"),
+    "group name": (
+        lambda: gemm_all_reduce(X, W, group="tp"),
+        GroupError,
+        "no process group named 'tp' on this rank, which has 0",
+    ),
     "group type": (lambda: gemm_all_reduce(X, W, group=3), GroupError, "give a group name, a ProcessGroup"),  # type: ignore[arg-type]
     "activation": (lambda: mkcompile.ops.ffn(X, [W], W.t(), activation="swish"), OperatorInputError, "relu2, gelu"),
     "up weights": (lambda: mkcompile.ops.ffn(X, [W] * 3, W.t()), OperatorInputError, "3 up weights do not fit"),

@@ -70,6 +70,19 @@ def test_gathers_of_one_tensor_are_merged_with_all_that_follows() -> None:
     assert len(graph.find_nodes(op="call_function", target=aten.cat.default)) == 1
 
 
+@pytest.mark.parametrize("reduce", [reduced, lambda x: scattered(x, 0), lambda x: scattered(x, 1)])
+def test_equal_reductions_become_one(reduce: Callable[[Tensor], Tensor]) -> None:
+    def function(x: Tensor) -> list[Tensor]:
+        return [reduce(x) + 1, torch.relu(reduce(x)), reduce(x)]
+
+    found = collectives_of(normalised(function, torch.randn(4, 8)))
+    assert sorted(found.values()) == [1, 1], found
+
+
+def test_equal_reductions_that_both_leave_the_graph_stay() -> None:
+    assert collectives_of(normalised(lambda x: [reduced(x), reduced(x)], torch.randn(4, 8)))["all_reduce"] == 2
+
+
 def test_two_results_are_never_made_one_tensor() -> None:
     def function(x: Tensor) -> list[Tensor]:
         return [gathered(x), gathered(x).reshape(-1)]

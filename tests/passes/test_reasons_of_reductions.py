@@ -60,6 +60,16 @@ def product_kept(x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return reduced(y), torch.relu(y)
 
 
+def pieces_kept(x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    pieces = (x @ w.t()).chunk(WORLD_SIZE, 1)
+    return c10d.wait_tensor(c10d.reduce_scatter_tensor(torch.cat(pieces), "sum", WORLD_SIZE, GROUP)), pieces[1].sum()
+
+
+def pieces_returned_together(x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    laid_out = torch.cat((x @ w.t()).chunk(WORLD_SIZE, 1))
+    return c10d.wait_tensor(c10d.reduce_scatter_tensor(laid_out, "sum", WORLD_SIZE, GROUP)), laid_out
+
+
 def product_returned(x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     y = x @ w.t()
     return reduced(y), y
@@ -140,6 +150,8 @@ CASES: list[tuple[Callable[..., object], Reason]] = [
     (double_precision, Reason.DTYPE),
     (product_kept, Reason.PRODUCT_USED_ELSEWHERE),
     (product_returned, Reason.PRODUCT_SAVED),
+    (pieces_kept, Reason.PRODUCT_USED_ELSEWHERE),
+    (pieces_returned_together, Reason.PRODUCT_SAVED),
     (activation_between, Reason.OP_BETWEEN),
     (scaled_by_a_tensor, Reason.OP_BETWEEN),
     (permuted_before_scatter, Reason.OP_BETWEEN),
