@@ -49,6 +49,7 @@ class Bounce final : public Transport, private Publisher {
   Error finish(u64 deadline_ns) override { return inner_->finish(deadline_ns); }
   int post(u32 peer, u32 lane, std::span<const Write> writes, Error& error) noexcept override;
   int poll(std::span<u64> tickets, Error& error) noexcept override;
+  void abandon() noexcept override { inner_->abandon(); }
   void close(u64 deadline_ns) noexcept override;
 
  private:

@@ -82,6 +82,7 @@ void Proxy::run() noexcept {
     if (sound()) look_at_clock(is_busy);
   }
   ring_.stop_producers();
+  if (!sound()) transport_->abandon();
   ended_.store(true, std::memory_order_release);
 }
 

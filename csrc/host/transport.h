@@ -8,6 +8,7 @@
 //   connect(peer, blob)         control thread, for each peer, in rising order; may only start the connection
 //   finish(deadline)            control thread; returns once every peer is connected, or with an error
 //   post(), poll()              proxy thread only, from now on. No allocation, lock, log or environment read, no block.
+//   abandon()                   proxy thread, after a failure
 //   close(deadline)             control thread, after the proxy thread has ended; also after errors; idempotent
 //
 // Messages. A Write is a message: `bytes` of data, then one flag. The flag is the word `slot` of the receiver's flag
@@ -35,7 +36,8 @@
 // kMaxBatch in one call; receive credits (receive work requests posted ahead) are the transport's own affair, sized
 // from max_outstanding of the peers, which is the same on every rank.
 //
-// Failures. The first one ends the proxy: post() and poll() fill `error` and return -1, and are not called again.
+// Failures. The first one ends the proxy: post() and poll() fill `error` and return -1, and are not called again. Its
+// peers have nothing more to wait for, so abandon() tells those that can still be reached; their proxies fail in turn.
 // Whatever blocks on the control thread ends at its deadline with ETIMEDOUT that names the peer.
 //
 // Shutdown. close() ends what is in flight or drops it, tells peers where the network can (they must not take it for a
@@ -166,6 +168,8 @@ class Transport {
   /// Makes progress in both directions; fills tickets of completed messages; returns how many, or -1.
   virtual int poll(std::span<u64> tickets, Error& error) noexcept = 0;
 
+  /// Must not block; what it can't tell at once it does not tell.
+  virtual void abandon() noexcept {}
   virtual void close(u64 deadline_ns) noexcept = 0;
 };
 

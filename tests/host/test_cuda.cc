@@ -1,6 +1,7 @@
 // Copies and flags through a CUDA driver that is not there.
 #include <cerrno>
 #include <cstring>
+#include <thread>
 
 #include "cuda_driver.h"
 #include "exchange.h"
@@ -280,6 +281,57 @@ void memory_is_exported_with_its_whole_allocation() {
   CHECK(engine->export_memory(4096, 64, descriptor, offset));
 }
 
+/// The driver's calls need a context, which each thread has of its own.
+Driver strict_driver() {
+  static const Driver plain = cuda_driver();
+  static thread_local void* current = nullptr;
+  constexpr int kInvalidContext = 201;
+  Driver driver = plain;
+  driver.set_current = [](void* context) {
+    current = context;
+    return 0;
+  };
+  driver.copy = [](u64 to, u64 from, std::size_t bytes, void* stream) {
+    return current == nullptr ? kInvalidContext : plain.copy(to, from, bytes, stream);
+  };
+  driver.record = [](void* event, void* stream) {
+    return current == nullptr ? kInvalidContext : plain.record(event, stream);
+  };
+  driver.query = [](void* event) { return current == nullptr ? kInvalidContext : plain.query(event); };
+  driver.batch = [](void* stream, unsigned count, WriteOperation* operations, unsigned flags) {
+    return current == nullptr ? kInvalidContext : plain.batch(stream, count, operations, flags);
+  };
+  return driver;
+}
+
+/// One after the other, as the threads of proxies that share an engine.
+void every_thread_has_the_devices_context() {
+  Error error;
+  const auto engine = cuda::Engine::open(strict_driver(), 0, error);
+  const CopyEngine copies = engine->copies();
+  const FlagWriter flags = engine->flags();
+  u64 from = 5, to = 0;
+  u32 flag = 0;
+  std::vector<i32> seen;
+  const auto on_a_thread = [&](const std::function<void()>& body) { std::thread(body).join(); };
+  const auto finish = [&] {
+    i32 status = 0;
+    for (int looks = 0; status == 0 && looks < 100; ++looks) status = copies.finished(copies.context, 0);
+    seen.push_back(status);
+  };
+  for (int round = 0; round < 2; ++round) {
+    on_a_thread([&] { seen.push_back(copies.start(copies.context, &to, &from, sizeof to, 0)); });
+    on_a_thread([&] { seen.push_back(flags.commit(flags.context)); });
+    on_a_thread(finish);
+    on_a_thread([&] {
+      seen.push_back(flags.write(flags.context, &flag, 7));
+      seen.push_back(flags.commit(flags.context));
+    });
+  }
+  const std::vector<i32> wanted{0, 0, 1, 0, 0, 0, 0, 1, 0, 0};
+  CHECK(seen == wanted);
+}
+
 void what_the_driver_refuses_is_an_error() {
   Error error;
   Driver driver = cuda_driver();
@@ -311,6 +363,7 @@ std::vector<Test> cuda_tests() {
           {"cuda/more_copies_than_events_still_finish", more_copies_than_events_still_finish},
           {"cuda/flags_wait_for_the_flush_that_the_device_needs", flags_wait_for_the_flush_that_the_device_needs},
           {"cuda/memory_is_exported_with_its_whole_allocation", memory_is_exported_with_its_whole_allocation},
+          {"cuda/every_thread_has_the_devices_context", every_thread_has_the_devices_context},
           {"cuda/what_the_driver_refuses_is_an_error", what_the_driver_refuses_is_an_error}};
 }
 

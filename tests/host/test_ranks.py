@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from mkcompile.errors import MkcompileError, PeerLostError, PeerTimeoutError, ProxyUnavailableError, TransportError
-from mkcompile.runtime.proxy import ProxyConfig, choose_transport, configured
+from mkcompile.errors import (
+    MkcompileError,
+    PeerLostError,
+    PeerTimeoutError,
+    ProxyUnavailableError,
+    TransportError,
+    TransportReport,
+)
+from mkcompile.runtime.proxy import Proxy, ProxyConfig, choose_transport, configured
 from tests.host import traffic
 from tests.spawn import Outcomes, run_cases
 
@@ -54,6 +63,15 @@ def no_device_case(rank: int, world_size: int) -> dict[str, Any]:
     dist.barrier()
     proxy.close()
     return {"kind": type(caught.value).__name__, "text": str(caught.value), "right": right}
+
+
+def no_thread_case(rank: int, world_size: int) -> str:
+    """Rank 1's proxy does not start: the others, whose proxies run, hear of it."""
+    report = TransportReport(call="pthread_create", device="", peer=-1, errno=errno.EAGAIN, detail="")
+    failing = {"side_effect": TransportError(report)} if rank == 1 else {"wraps": Proxy.start}
+    with mock.patch.object(Proxy, "start", autospec=True, **failing), pytest.raises(MkcompileError) as caught:
+        traffic.join(TCP)
+    return str(caught.value)
 
 
 def mismatch_case(rank: int, world_size: int) -> str:
@@ -119,6 +137,7 @@ CASES = {
     "traffic": traffic_case,
     "chosen": chosen_case,
     "no device": no_device_case,
+    "no thread": no_thread_case,
     "mismatch": mismatch_case,
     "absent": absent_case,
     "stopped": stopped_case,
@@ -150,6 +169,11 @@ def test_where_one_rank_has_no_device_all_give_up_together_and_go_on(outcomes: O
     assert [one["kind"] for one in seen] == [ProxyUnavailableError.__name__, "NoDeviceError", "ProxyUnavailableError"]
     assert all("no-such0" in one["text"] for one in seen) and "rank 1" in seen[0]["text"]
     assert all(one["right"] == 5 * (WORLD_SIZE - 1) for one in seen)
+
+
+def test_a_rank_whose_proxy_does_not_start_is_named_everywhere(outcomes: Outcomes) -> None:
+    seen = outcomes.values("no thread")
+    assert all("pthread_create" in text for text in seen) and all("rank 1" in seen[rank] for rank in (0, 2))
 
 
 def test_ranks_with_different_settings_say_which(outcomes: Outcomes) -> None:

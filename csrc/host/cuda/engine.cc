@@ -1,5 +1,6 @@
 #include "host/cuda/engine.h"
 
+#include <atomic>
 #include <cerrno>
 
 namespace mk::host::cuda {
@@ -36,10 +37,16 @@ class Inside {
   const Result result_;
 };
 
+u64 next_number() noexcept {
+  static std::atomic<u64> made{0};
+  return ++made;
+}
+
 }  // namespace
 
 Engine::Engine(const Driver& driver, int device, u32 streams)
-    : driver_(driver), device_(device), num_streams_(streams), numbers_(kTokens), marks_(kEvents), pending_(kFlagsARound) {}
+    : number_(next_number()), driver_(driver), device_(device), num_streams_(streams), numbers_(kTokens),
+      marks_(kEvents), pending_(kFlagsARound) {}
 
 std::unique_ptr<Engine> Engine::open(const Driver& driver, int device, Error& error, u32 streams) {
   if (streams == 0 || streams > kStreams) {
@@ -153,11 +160,14 @@ i32 Engine::failed(Result result) noexcept {
   }
 }
 
-/// The proxy thread takes the device's context once.
+/// Each thread takes the device's context once: a proxy that comes after another has a thread of its own. (Not told
+/// apart by their ids, which are used again.)
 i32 Engine::enter() noexcept {
-  if (entered_) return 0;
-  entered_ = true;
-  return failed(driver_.set_current(context_));
+  static thread_local u64 entered = 0;
+  if (entered == number_) return 0;
+  const i32 status = failed(driver_.set_current(context_));
+  if (status == 0) entered = number_;
+  return status;
 }
 
 /// Gives what is held back to the driver.
@@ -204,6 +214,7 @@ i32 Engine::start(void* destination, const void* source, u64 bytes, u64 token) n
 }
 
 i32 Engine::finished(u64 token) noexcept {
+  if (const i32 status = enter()) return status;
   const u64 number = numbers_[token % kTokens];
   if (number <= done_) return 1;
   while (num_marks_ != 0 && number > done_) {
@@ -235,6 +246,7 @@ i32 Engine::write(void* flag, u32 value) noexcept {
 }
 
 i32 Engine::commit() noexcept {
+  if (const i32 status = enter()) return status;
   if (const i32 status = end_round()) return status;
   if (num_pending_ == 0) return 0;
   if (write_order_ == kWritesFlushed && !flushes_on_stream_) {

@@ -71,6 +71,7 @@ class Engine {
   i32 pin(void* address, u64 bytes) noexcept;
   void unpin(void* address) noexcept;
 
+  const u64 number_;  ///< from 1, of all engines of the process
   const Driver driver_;
   const int device_;
   const u32 num_streams_;
@@ -81,7 +82,6 @@ class Engine {
   u32 flag_stream_ = 0;  ///< of the next round
   WriteOrder write_order_ = kWritesInOrder;
   bool flushes_on_stream_ = false;  ///< the device flushes in front of the flags; else the host does
-  bool entered_ = false;                ///< the proxy thread has the context
   Held held_;
   u64 started_ = 0, marked_ = 0, done_ = 0;  ///< numbers of copies that the driver has, from 1
   u64 unmarked_bytes_ = 0;

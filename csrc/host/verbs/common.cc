@@ -13,7 +13,7 @@ namespace {
 constexpr u64 kAddressLimitNs = 5'000'000'000, kLongestGoodbyeNs = 500'000'000;
 constexpr u32 kDeepest = 1024, kShallowest = 16;
 constexpr u64 kMostRequestBytes = 1u << 30;
-constexpr u32 kLeft = 1;
+constexpr u32 kLeft = 1, kFailed = 2;  ///< what a word for goodbyes says
 
 }  // namespace
 
@@ -140,8 +140,12 @@ Error Common::failed_completion(std::span<const ibv_wc> read, const char* call) 
   return fail(place, errno_of(cause.status), "%s (status %u, vendor %u)", status, cause.status, cause.vendor_err);
 }
 
+bool Common::has_left(u32 peer) const noexcept {
+  return words_.load(HostWords::goodbye_offset(link_of(peer, 0))) == kLeft;
+}
+
 bool Common::has_left(u32 peer, Error& error) const noexcept {
-  if (words_.load(HostWords::goodbye_offset(link_of(peer, 0))) != kLeft) return false;
+  if (!has_left(peer)) return false;
   error = fail({"post", device(), static_cast<i32>(peer)}, ENOTCONN, "the peer has closed its connection");
   return true;
 }
@@ -155,7 +159,8 @@ int Common::poll_sent(std::span<u64> tickets, Error& error) noexcept {
   for (int i = 0; i < found; ++i) {
     const u32 id = static_cast<u32>(completions[i].wr_id);
     Link& link = links_[completions[i].wr_id >> 32];
-    if (completions[i].status != IBV_WC_SUCCESS) {
+    const bool is_credit_for_nobody = id == kCredit && has_left(link.peer);
+    if (completions[i].status != IBV_WC_SUCCESS && !is_credit_for_nobody) {
       has_failed_ = true;
       error = failed_completion({completions + i, completions + found}, "rdma write");
       return -1;
@@ -178,14 +183,30 @@ int Common::poll_sent(std::span<u64> tickets, Error& error) noexcept {
   return -1;
 }
 
-u64 Common::send_goodbyes() noexcept {
+/// True, with `error`, where a peer has said that its proxy has failed. Looks at one connection a call.
+bool Common::has_lost_one(Error& error) noexcept {
+  looked_at_ = looked_at_ + 1 < links_.size() ? looked_at_ + 1 : 0;
+  const u32 peer = looked_at_ / links_per_peer_;
+  if (peer == setup_.rank || words_.load(HostWords::goodbye_offset(looked_at_)) != kFailed) return false;
+  has_failed_ = true;
+  error = fail({"poll", device(), static_cast<i32>(peer)}, ECONNRESET, "the peer's proxy has failed");
+  return true;
+}
+
+/// On each connection: one that is broken takes it and drops it, one that breaks by it tells the peer as well.
+void Common::abandon() noexcept {
+  (void)say(kFailed);
+  has_failed_ = true;
+}
+
+u64 Common::say(u32 what) noexcept {
   u64 sent = 0;
   for (u32 i = 0; i < links_.size(); ++i) {
     const Link& link = links_[i];
     if (!link.queue || link.remote_queue == 0 || link.room == 0) continue;
     // our own rank's word, which no peer writes, carries the value
     const u64 there = HostWords::goodbye_offset(link_of(setup_.rank, i % links_per_peer_));
-    words_.word(there) = kLeft;
+    words_.word(there) = what;
     if (post_word(i, there, there, kGoodbye) == 0) ++sent;
   }
   return sent;
@@ -194,7 +215,7 @@ u64 Common::send_goodbyes() noexcept {
 /// A peer's last message may still wait for our NIC's acknowledgement: both say goodbye, and go when both have heard.
 void Common::close(u64 deadline_ns) noexcept {
   if (!device_.context()) return;
-  const u64 sent = has_failed_ || !sent_ ? 0 : send_goodbyes();
+  const u64 sent = has_failed_ || !sent_ ? 0 : say(kLeft);
   const auto all_said = [&] {
     u64 unused[1];
     Error error;
@@ -205,7 +226,7 @@ void Common::close(u64 deadline_ns) noexcept {
     }
     for (u32 i = 0; i < links_.size(); ++i) {
       const bool is_joined = links_[i].queue && links_[i].remote_queue != 0;
-      if (is_joined && words_.load(HostWords::goodbye_offset(i)) != kLeft) return false;
+      if (is_joined && words_.load(HostWords::goodbye_offset(i)) == 0) return false;
     }
     return true;
   };

@@ -24,6 +24,7 @@ class Common : public Transport {
   Error endpoint(u32 peer, std::vector<u8>& blob) override;
   Error connect(u32 peer, std::span<const u8> blob) override;
   Error finish(u64) override { return {}; }  // links are ready when connect() returns
+  void abandon() noexcept override;
   void close(u64 deadline_ns) noexcept override;
 
   Error open();
@@ -42,8 +43,11 @@ class Common : public Transport {
   bool take_id(u32& id) noexcept;
   /// Completions of sends; every ticket whose message has none left. -1: `error`.
   int poll_sent(std::span<u64> tickets, Error& error) noexcept;
-  /// True, with `error`, where the peer has said goodbye.
+  /// Has the peer said goodbye? It takes nothing more, and what it leaves behind on our connections is no failure.
+  bool has_left(u32 peer) const noexcept;
+  /// The same, and the error of sending to it.
   bool has_left(u32 peer, Error& error) const noexcept;
+  bool has_lost_one(Error& error) noexcept;
   /// What failed, from the first completion with an error and those that were read with it.
   Error failed_completion(std::span<const ibv_wc> read, const char* call) noexcept;
   static u64 request_id(u32 id, u32 link) noexcept { return u64{link} << 32 | id; }
@@ -68,13 +72,14 @@ class Common : public Transport {
  private:
   Error make_links();
   ibv_wc cause_of(std::span<const ibv_wc> read, const char*& call) noexcept;
-  u64 send_goodbyes() noexcept;
+  /// Writes the word for goodbyes over each connection; over how many.
+  u64 say(u32 what) noexcept;
   void release() noexcept;
 
   std::vector<u32> free_;
   Registration way_ = Registration::kNone;
   bool counts_ = true;
-  u32 send_depth_ = 0;
+  u32 send_depth_ = 0, looked_at_ = 0;
   u64 goodbyes_acknowledged_ = 0;
   bool has_failed_ = false;
 };

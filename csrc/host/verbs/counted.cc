@@ -172,6 +172,7 @@ int Counted::submit(Error& error) noexcept {
 int Counted::arrived(const ibv_wc& completion, Error& error) noexcept {
   const u32 number = static_cast<u32>(completion.wr_id >> 32);
   Link& link = links_[number];
+  if (completion.status != IBV_WC_SUCCESS && has_left(link.peer)) return 0;  // the connection has ended; nothing came
   if (completion.status != IBV_WC_SUCCESS || completion.opcode != IBV_WC_RECV_RDMA_WITH_IMM) {
     error = failed_completion({&completion, 1}, "receive");
     return -1;
@@ -204,11 +205,13 @@ int Counted::receive(Error& error) noexcept {
 }
 
 /// Tells peers how many receives are there again, a quarter of all at a time. One such write of a link is on the way at
-/// most, so that an older count can't overwrite a newer one.
+/// most, so that an older count can't overwrite a newer one. A peer that has left needs none: its memory is gone, and
+/// writing there would end this proxy, though its other peers are well.
 int Counted::tell_credits(Error& error) noexcept {
   for (u32 i = 0; i < links_.size(); ++i) {
     Link& link = links_[i];
     if (link.is_telling || link.room == 0 || link.reposted - link.told < std::max(receive_depth_ / 4, 1u)) continue;
+    if (has_left(link.peer)) continue;
     const u64 out = HostWords::credit_out_offset(i);
     const u64 there = HostWords::credit_offset(link_of(setup_.rank, i % links_per_peer_));
     words_.word(out) = link.told = link.reposted;
@@ -223,7 +226,7 @@ int Counted::tell_credits(Error& error) noexcept {
 
 int Counted::poll(std::span<u64> tickets, Error& error) noexcept {
   const int count = poll_sent(tickets, error);  // first: a failed send explains the receives that it flushes
-  if (count < 0 || (counts() && receive(error) < 0) || submit(error) < 0) return -1;
+  if (count < 0 || (counts() && receive(error) < 0) || submit(error) < 0 || has_lost_one(error)) return -1;
   return count;
 }
 

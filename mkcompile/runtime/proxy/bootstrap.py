@@ -55,8 +55,7 @@ def connect(group: ProcessGroup, local: Local, config: ProxyConfig, timeout_s: f
     try:
         endpoints = _share(exchange, "proxy: open", failure, told)
         assert proxy is not None
-        _share(exchange, "proxy: connected", _join(proxy, endpoints), "")
-        proxy.start()
+        _share(exchange, "proxy: started", _join(proxy, endpoints), "")
     except MkcompileError:
         if proxy is not None:
             proxy.close(0)
@@ -138,11 +137,13 @@ def _share(exchange: Exchange, step: str, failure: MkcompileError | None, value:
 
 
 def _join(proxy: Proxy, endpoints: list[str]) -> TransportError | None:
+    """Connect to all and start, what fails given back: a rank whose thread does not start must be heard of, too."""
     try:
         for peer, text in enumerate(endpoints):
             if peer != proxy.place.rank:
                 proxy.connect(peer, base64.b64decode(json.loads(text)[str(proxy.place.rank)]))
         proxy.finish()
+        proxy.start()
     except TransportError as error:
         return error
     return None

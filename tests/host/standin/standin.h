@@ -43,6 +43,7 @@ struct Device {
   bool loses_receives = false;   ///< receives are taken and not kept
   bool is_dead = false;          ///< nobody answers at its address
   u32 fails_after = ~0u;         ///< writes that still work before one completes with an error
+  bool is_held = false;          ///< its requests stay on the wire
   bool flushes_first = false;    ///< what a failure flushes completes before the failure itself
 };
 
@@ -51,6 +52,7 @@ struct Seen {
   u64 writes = 0, immediates = 0, bytes = 0, largest = 0;
   u64 overtaken = 0;            ///< writes that took effect before an older one of their queue pair
   u64 doorbells = 0;
+  u64 refused = 0;              ///< requests that completed with an error of their own
   u64 not_ready = 0;            ///< immediates that found no receive
   std::vector<int> access;      ///< flags of every registration
   std::vector<std::string> registered;  ///< "host" or "dma-buf", as they came

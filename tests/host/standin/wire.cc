@@ -78,7 +78,7 @@ void Fabric::run() {
 bool Fabric::step() {
   bool moved = false;
   for (auto& [number, queue] : queues) {
-    if (queue->sent.empty()) continue;
+    if (queue->sent.empty() || devices[queue->device].is_held) continue;
     const bool keeps_order = !queue->is_srd && devices[queue->device].keeps_order;
     const std::size_t position = keeps_order ? 0 : random_() % std::min<std::size_t>(queue->sent.size(), 16);
     seen.overtaken += position == 0 ? 0 : 1;
@@ -185,6 +185,7 @@ bool Fabric::deliver(Queue& queue, std::size_t position) {
     reinterpret_cast<Completions*>(to->extended.qp_base.recv_cq)->waiting.push_back(wc);
   }
   const bool breaks = status != IBV_WC_SUCCESS && !queue.is_srd;
+  seen.refused += status == IBV_WC_SUCCESS ? 0 : 1;
   if (breaks && devices[queue.device].flushes_first) break_queue(queue);
   complete(queue, request, status);
   if (breaks) break_queue(queue);

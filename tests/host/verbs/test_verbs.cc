@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "host/verbs/link.h"
+#include "host/wait.h"
 #include "pair.h"
 
 namespace mk::test {
@@ -210,6 +211,98 @@ void a_peer_that_has_said_goodbye_is_a_fault() {
   }
 }
 
+/// Both kinds of counted transports, each receiver with a quarter of its receives used before it looks at them.
+struct Counting {
+  TransportKind kind;
+  WriteOrder order;
+};
+constexpr Counting kCounting[] = {{kRc, kWritesFlushed}, {kUnordered, kWritesInOrder}};
+constexpr u32 kFewMessages = 8;
+
+/// Rank 1's messages have all arrived, and nobody has looked at them: rank 0's proxy does not run yet.
+void send_to_a_late_rank(const Counting& counting, Sides& sides) {
+  ProxyOptions options = options_for(short_plan());
+  options.write_order = counting.order;
+  options.max_outstanding = 3;  // few receives, so that credits are due soon
+  open_pair(short_plan(), options, counting.kind, sides);
+  CHECK_EQUAL(text_of(meet_all(sides, kSecond)), std::string());
+  CHECK(!sides[1].session->proxy().start());
+  u64 ticket = 0;
+  for (u32 chunk = 0; chunk < kFewMessages; ++chunk) {
+    const Command command{0, 4096, 4096, 0, chunk, 1, 0, 0};
+    CHECK_EQUAL(sides[1].session->producer().push(command, now_ns() + kSecond, ticket), 0);
+  }
+  CHECK_EQUAL(sides[1].session->producer().wait_retired(ticket, now_ns() + kSecond), 0);
+}
+
+void await(const std::function<bool()>& done) {
+  CHECK_EQUAL(wait_bounded(now_ns() + 10 * kSecond, done, [] { return false; }), 0);
+}
+
+/// The proxy goes on: some rounds later it still has no fault.
+void check_it_goes_on(Side& side) {
+  const Proxy& proxy = side.session->proxy();
+  const u64 rounds = proxy.counters().get(kRounds);
+  await([&] { return proxy.stopped() || proxy.counters().get(kRounds) > rounds + 10; });
+  Error error;
+  (void)proxy.fault(error);
+  CHECK_EQUAL(text_of(error), std::string());
+}
+
+void await_arrivals(Side& side) {
+  const Counters& counters = side.session->proxy().counters();
+  await([&] { return counters.get(kArrivals) == kFewMessages; });
+}
+
+void a_peer_that_has_left_is_told_no_credits() {
+  for (const Counting& counting : kCounting) {
+    plug_in();
+    Sides sides;
+    send_to_a_late_rank(counting, sides);
+    CHECK(!sides[1].session->proxy().stop(now_ns() + kSecond));  // its memory is gone
+    CHECK(!sides[0].session->proxy().start());
+    await_arrivals(sides[0]);
+    check_it_goes_on(sides[0]);
+    CHECK_EQUAL(standin::seen().refused, 0u);
+  }
+}
+
+void credits_that_find_the_peer_gone_are_no_failure() {
+  for (const Counting& counting : kCounting) {
+    plug_in();
+    Sides sides;
+    send_to_a_late_rank(counting, sides);
+    standin::change("nic0", [](standin::Device& nic) { nic.is_held = true; });
+    CHECK(!sides[0].session->proxy().start());
+    await_arrivals(sides[0]);
+    check_it_goes_on(sides[0]);  // the credits are on the wire
+    CHECK(!sides[1].session->proxy().stop(now_ns() + kSecond));
+    standin::change("nic0", [](standin::Device& nic) { nic.is_held = false; });
+    await([] { return standin::seen().refused != 0; });
+    check_it_goes_on(sides[0]);
+  }
+}
+
+/// Rank 1 sends nothing, and learns all the same that nothing more will come.
+void a_proxy_that_fails_tells_its_peers() {
+  for (const TransportKind kind : {kRc, kUnordered}) {
+    for (const u32 bounces : {0u, 1u}) {
+      plug_in();
+      Sides sides;
+      ProxyOptions options = options_for(short_plan());
+      options.always_bounces = bounces;
+      join_pair(short_plan(), options, kind, sides);
+      CHECK_EQUAL(push(sides[0], 1, 64, options.num_flags), 0);  // a flag that there is not
+      CHECK_EQUAL(fault_of(sides[0]).number, EINVAL);
+      const Error error = fault_of(sides[1]);
+      CHECK_EQUAL(error.number, ECONNRESET);
+      CHECK_EQUAL(error.peer, 0);
+      CHECK_EQUAL(std::string(error.call), std::string("poll"));
+      CHECK(!sides[1].session->proxy().stop(now_ns() + kSecond));
+    }
+  }
+}
+
 void an_endpoint_of_another_shape_is_refused() {
   plug_in();
   Sides sides;
@@ -241,6 +334,9 @@ std::vector<Test> verbs_tests() {
            a_receiver_that_is_never_ready_is_a_fault_at_the_deadline},
           {"verbs/a_wrong_key_is_a_fault", a_wrong_key_is_a_fault},
           {"verbs/a_peer_that_has_said_goodbye_is_a_fault", a_peer_that_has_said_goodbye_is_a_fault},
+          {"verbs/a_peer_that_has_left_is_told_no_credits", a_peer_that_has_left_is_told_no_credits},
+          {"verbs/credits_that_find_the_peer_gone_are_no_failure", credits_that_find_the_peer_gone_are_no_failure},
+          {"verbs/a_proxy_that_fails_tells_its_peers", a_proxy_that_fails_tells_its_peers},
           {"verbs/an_endpoint_of_another_shape_is_refused", an_endpoint_of_another_shape_is_refused}};
 }
 
