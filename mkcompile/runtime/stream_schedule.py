@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from mkcompile.runtime.kernel_config import BLOCK_K, HANDS_OVER, PING_PONG, SPLITS, STREAM_TILES, KernelConfig
 from mkcompile.runtime.tile_schedule import LINK_BYTES_PER_US, SM_FLOP_PER_US, LaunchSize, TileSchedule
-from mkcompile.runtime.workspace_layout import MAILBOX_BYTES
+from mkcompile.runtime.workspace_layout import MAILBOX_BYTES, MAILBOX_SHARE
 
 # SMs of the smallest corner of the chip: clusters do not reach over its edge, and the few SMs beyond are of no use.
 _CORNER_SMS = 16
@@ -126,8 +126,12 @@ def stream_configs(base: KernelConfig) -> list[KernelConfig]:
     return found + [stream_config(base, tile, split, hands_over=True) for tile, split in handing]
 
 
-def can_stream(config: KernelConfig, size: LaunchSize) -> bool:
-    """Whether such a launch is possible: each block has something to multiply, and all tiles fit into the mailboxes."""
+def can_stream(config: KernelConfig, size: LaunchSize, arena_bytes: int = MAILBOX_SHARE * MAILBOX_BYTES) -> bool:
+    """Whether such a launch is possible: each block has something to multiply, and all tiles fit into the mailboxes.
+
+    Units: `arena_bytes` bytes that a workspace may have.
+    """
     if size.k < BLOCK_K * config.split:
         return False
-    return not config.reduces or 2 * (size.world - 1) * size.tiles(config) * config.tile_bytes <= MAILBOX_BYTES
+    room_bytes = min(MAILBOX_BYTES, arena_bytes // MAILBOX_SHARE)
+    return not config.reduces or 2 * (size.world - 1) * size.tiles(config) * config.tile_bytes <= room_bytes

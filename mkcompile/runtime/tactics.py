@@ -31,7 +31,7 @@ from mkcompile.runtime.gather_schedule import (
 from mkcompile.runtime.kernel_config import GATHER_TILES, TILES, KernelConfig
 from mkcompile.runtime.network_gather import network_choice
 from mkcompile.runtime.published import Basis, Published
-from mkcompile.runtime.stream_schedule import StreamForm, Way, stream_tactic
+from mkcompile.runtime.stream_schedule import StreamForm, Way, can_stream, stream_tactic
 from mkcompile.runtime.tile_schedule import TileSchedule
 
 #: Kernels that the launcher has, for the planner's policy. Results that stay in their graph are stored `direct`.
@@ -45,6 +45,7 @@ AVAILABLE = frozenset(
 _LOG = logging.getLogger(__name__)
 _USUAL_GRID = 128
 _WAYS: Mapping[str, Way] = {"turns": "turns", "handed": "handed"}
+_FEW_ROWS = frozenset({"gemm_reduce_scatter/stream", "gemm_all_reduce/stream"})
 _STAGED, _DIRECT = "gemm_all_reduce/staged", "gemm_all_reduce/direct"
 
 Tactic = tuple[KernelConfig, TileSchedule]
@@ -93,7 +94,15 @@ class Planned:
         """
         stays = form.config.broadcast == "direct"
         available = self._available - {_STAGED} | {_DIRECT} if stays else self._available
-        return from_plan(form, self._agreed(call, max_grid, available), max_grid)
+        tactic = from_plan(form, self._agreed(call, max_grid, available), max_grid)
+        arena_bytes = settings().arena_bytes  # of all ranks: groups whose ranks differ launch nothing
+        if tactic is None or not tactic[0].streams or can_stream(tactic[0], form.size, arena_bytes):
+            return tactic
+        _LOG.warning(
+            "%s of %s: the mailboxes of the kernels for few rows have no room in %d bytes, another one is taken; "
+            "raise MKCOMPILE_ARENA_BYTES", call.NAME, form.size, arena_bytes,
+        )  # fmt: skip
+        return from_plan(form, self._agreed(call, max_grid, available - _FEW_ROWS), max_grid)
 
     def gather(self, call: Call, form: GatherForm, max_grid: int) -> GatherChoice | None:
         """As above."""

@@ -6,21 +6,27 @@ import ctypes
 from dataclasses import replace
 
 import pytest
+import torch
 
+from mkcompile.config import settings
 from mkcompile.errors import OperatorInputError, WorkspaceError
+from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.plan import PRESETS, Policy, decide
 from mkcompile.plan.plan import Tile
+from mkcompile.runtime import resources, tactics
 from mkcompile.runtime.form import Form
 from mkcompile.runtime.kernel import LaunchArguments, LoadedKernel, PeerTable, PreparedLaunch
 from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.launcher import Launcher
+from mkcompile.runtime.published import Basis
 from mkcompile.runtime.stream_schedule import StreamForm, can_stream, most_clusters, stream_config, stream_tactic
-from mkcompile.runtime.tactics import from_plan
+from mkcompile.runtime.tactics import Planned, from_plan
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule
 from mkcompile.runtime.workspace import Demand, layout_for
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 from tests.plan.problems import problem
-from tests.runtime.fakes import FakeDriver
+from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
 
 REDUCE = KernelConfig(operator="gemm_all_reduce", broadcast="staged")
 LAYOUT = WorkspaceLayout(world=2, total_bytes=64 << 20, max_tiles=1024)
@@ -150,3 +156,20 @@ def test_a_workspace_grows_to_the_mailboxes_that_a_launch_needs_and_stays(world:
 def test_a_small_cap_has_small_mailboxes() -> None:
     layout = layout_for(2, Demand(tiles=16, region_bytes=1 << 20), 8 << 20, None)
     assert layout.total_bytes == 8 << 20 and 0 < 2 * layout.mailbox_bytes <= 2 << 20 and layout.region_bytes > 1 << 20
+
+
+@pytest.mark.parametrize(("arena_mib", "streams"), [(128, True), (64, True), (63, False), (32, False)])
+def test_an_arena_without_room_for_mailboxes_gets_another_kernel(
+    platform: FakePlatform, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, arena_mib: int, streams: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """256 x 16384 results are 8 MiB for each parity and peer: a quarter of 64 MiB, all of them."""
+    small = replace(settings(), arena_bytes=arena_mib << 20)
+    monkeypatch.setattr(tactics, "settings", lambda: small)
+    monkeypatch.setattr(resources, "settings", lambda: small)
+    x, w = torch.ones(256, 1024, dtype=torch.bfloat16), torch.ones(16384, 1024, dtype=torch.bfloat16).t()
+    with lone_group() as group:
+        launcher = Launcher(platform, Planned(lambda: Basis(topology=PRESETS["2xh200"])))
+        assert launcher(GemmAllReduce([x], [w], None, "sum", 2, group, "always;key")) is not None
+    assert [config.streams for config in platform.loaded] == [streams] and len(fake_driver.launches) == 1
+    assert ("raise MKCOMPILE_ARENA_BYTES" in caplog.text) == (not streams)
