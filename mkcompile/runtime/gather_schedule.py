@@ -216,6 +216,17 @@ def choices(base: KernelConfig, size: GatherSize, max_grid: int, returned: bool)
 def choose_gather(
     base: KernelConfig, size: GatherSize, max_grid: int, returned: bool = False, variant: Variant | None = None
 ) -> GatherChoice:
-    """The fastest by the model, of equal ones the smallest tile; with `variant`, of that variant."""
-    offered = [one for one in choices(base, size, max_grid, returned) if variant is None or one.variant == variant]
-    return min(offered, key=lambda one: (one.us, one.config.block_m * one.config.block_n))
+    """The fastest by the model, of equal ones the smallest tile; with `variant`, of that variant, of which there must
+    be one.
+    """
+    best = fastest_gather(base, size, max_grid, returned, variant)
+    assert best is not None, (variant, size)
+    return best
+
+
+def fastest_gather(
+    base: KernelConfig, size: GatherSize, max_grid: int, returned: bool, variant: Variant | None
+) -> GatherChoice | None:
+    """As `choose_gather`; None where no tile is offered: reads of weights that are more than a tile wide."""
+    offered = (one for one in choices(base, size, max_grid, returned) if variant is None or one.variant == variant)
+    return min(offered, key=lambda one: (one.us, one.config.block_m * one.config.block_n), default=None)

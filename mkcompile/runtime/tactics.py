@@ -20,8 +20,8 @@ from mkcompile.runtime.gather_schedule import (
     GatherChoice,
     Variant,
     can_stream_gather,
-    choose_gather,
     engine_choice,
+    fastest_gather,
     library_choice,
     pull_choice,
     push_choice,
@@ -149,11 +149,11 @@ def from_plan(form: Form, plan: Plan, max_grid: int) -> Tactic | None:
 
 
 def _tile_for_widths(form: GatherForm, variant: Variant) -> tuple[int, int] | None:
-    """For weights of different widths, of which a plan knows the sum only. The same on every rank."""
+    """For weights of different widths, of which a plan knows the sum only; None: the plan's. The same on every rank."""
     if len(set(form.size.n)) == 1:
         return None
-    best = choose_gather(form.config, form.size, _USUAL_GRID, form.returned, variant).config
-    return best.block_m, best.block_n
+    best = fastest_gather(form.config, form.size, _USUAL_GRID, form.returned, variant)
+    return None if best is None else (best.config.block_m, best.config.block_n)
 
 
 def gather_from_plan(form: GatherForm, plan: Plan, max_grid: int) -> GatherChoice | None:

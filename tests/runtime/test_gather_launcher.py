@@ -314,6 +314,17 @@ def test_few_rows_lie_together_and_many_apart() -> None:
     assert gather_schedule.choose_gather(CONFIG, many, 128).us <= engine.us
 
 
+@pytest.mark.parametrize("variant", ["push", "remote_read", "copy_engine"])
+def test_weights_of_very_different_widths_have_a_tile(
+    variant: str, launcher: Launcher, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together they are as wide as two tiles, which is all that a plan knows."""
+    monkeypatch.setattr(launcher, "_tactics", Planned(own_basis, available=frozenset({f"all_gather_gemm/{variant}"})))
+    outs = launcher(gather(256, 64, n=(504, 8)))
+    assert outs is not None and [tuple(out.shape) for out in outs] == [(512, 504), (512, 8)]
+    assert fake_driver.launches
+
+
 def test_a_copied_operand_is_no_model_for_others(launcher: Launcher, fake_driver: FakeDriver) -> None:
     wide = tensor(512, 128)
     weight = wide[:, :64].t()  # rows 128 elements apart
