@@ -40,6 +40,7 @@ _OPERATORS = (("gemm_reduce_scatter", "none"), ("gemm_all_reduce", "staged"))
 _GBPS = 50.0
 _ROUNDS = 4
 _ARENA_BYTES = 1200 << 20
+_LEAST_FLAGS = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +155,12 @@ def needed_configs() -> list[KernelConfig]:
 def open_groups(devices: tuple[int, int], link: Link, shapes: list[Shape]) -> tuple[NodeGroup, NodeGroup]:
     """For the fused kernels, with a workspace of the default size; and for the sequence that is not fused."""
     largest = max(arena_bytes(shape.m, shape.n) for shape in shapes)
-    group = NodeGroup(devices, arena_bytes=_ARENA_BYTES, nodes=2, link=link, timeline_capacity=32768, max_tiles=16384)
+    tiles = max(
+        _LEAST_FLAGS, *(shape.m * shape.n // (form.tile[0] * form.tile[1]) for shape in shapes for form in FORMS)
+    )
+    group = NodeGroup(devices, arena_bytes=_ARENA_BYTES, nodes=2, link=link, timeline_capacity=1 << 17, max_tiles=tiles)
     group.record()
-    return group, NodeGroup(devices, arena_bytes=largest, nodes=2, link=link, max_tiles=16384)
+    return group, NodeGroup(devices, arena_bytes=largest, nodes=2, link=link, max_tiles=tiles)
 
 
 def main() -> None:
