@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +127,12 @@ def candidate_name(plan: Plan) -> str:
 
 
 def results_path(topology: Topology, folder: Path | None = None) -> Path:
-    """Where measurements on this topology with these versions of driver, CUDA and torch are kept."""
+    """Where measurements on this topology with these versions of driver, CUDA and torch are kept; those on one node do
+    not depend on its network.
+    """
     versions = json.dumps(dict(topology.versions), sort_keys=True)
-    return (folder or settings().cache_dir) / "tune" / f"{_digest(topology.key() + versions)}.json"
+    key = topology.key() if topology.num_nodes > 1 else topology.node_key()
+    return (folder or settings().cache_dir) / "tune" / f"{_digest(key + versions)}.json"
 
 
 def save_results(topology: Topology, results: Results, folder: Path | None = None) -> Path:
@@ -140,8 +143,17 @@ def save_results(topology: Topology, results: Results, folder: Path | None = Non
 
 
 def load_results(topology: Topology, folder: Path | None = None) -> Results:
-    """What was kept; nothing where there is no file, or one of another format."""
-    path = results_path(topology, folder)
+    """What was kept of this topology and of one of its nodes; nothing where there is no file, or one of another format.
+
+    A group lies inside a node or not, and its entries' names tell: what was measured on one node alone comes first.
+    """
+    found = _read_results(results_path(replace(topology, num_nodes=1), folder))
+    if topology.num_nodes > 1:
+        found.entries = {**_read_results(results_path(topology, folder)).entries, **found.entries}
+    return found
+
+
+def _read_results(path: Path) -> Results:
     if not path.exists():
         return Results()
     try:

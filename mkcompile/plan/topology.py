@@ -145,8 +145,12 @@ class Topology:
 
     def key(self) -> str:
         """A name for everything that a plan depends on; versions are not part of it."""
-        values = asdict(replace(self, versions={}))
-        return json.dumps(values, sort_keys=True, separators=(",", ":"))
+        return _text(asdict(replace(self, versions={})))
+
+    def node_key(self) -> str:
+        """The same for plans of groups inside one node, however many there are and whatever joins them."""
+        kept = ("gpu", "gpus_per_node", "nvlink_gbps", "p2p", "multicast")
+        return _text({name: value for name, value in asdict(self).items() if name in kept})
 
     def describe(self) -> str:
         """Several lines for people."""
@@ -175,6 +179,10 @@ class Topology:
             return cls(**{**values, "gpu": Gpu(**values["gpu"])})
         except (ValueError, TypeError, KeyError) as error:
             raise OptionError(f"not a topology: {error}") from error
+
+
+def _text(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
 
 H200 = Gpu(

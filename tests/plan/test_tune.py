@@ -15,7 +15,8 @@ from mkcompile.errors import CompileError, WorkspaceError
 from mkcompile.ops.problem import Problem
 from mkcompile.plan import PRESETS, UNFUSED, Plan, PlanTable, Policy, tune_command
 from mkcompile.plan.buckets import entry_name
-from mkcompile.plan.disk import Results, load_results, results_path
+from mkcompile.plan.decide import unfused_plan
+from mkcompile.plan.disk import Measured, Results, load_results, results_path, save_results
 from mkcompile.plan.exchange import Ranks
 from mkcompile.plan.tune import Request, TuneError, tune
 from tests.plan.problems import problem
@@ -161,6 +162,27 @@ def test_results_depend_on_topology_and_versions(tmp_path: Path) -> None:
     driver = replace(PAIR, versions={"driver": "580"})
     paths = {results_path(one, tmp_path) for one in (PAIR, driver, PRESETS["8xh200"])}
     assert len(paths) == 3
+
+
+def test_results_of_one_node_hold_whatever_network_it_has(tmp_path: Path) -> None:
+    one, two = entry_name(PROBLEMS[0]), entry_name(replace(PROBLEMS[0], num_nodes=2, per_node=1))
+    plan = unfused_plan(PROBLEMS[0], PAIR)
+    kept = Results()
+    kept.add(one, Measured(plan=plan, seconds=1.0))
+    save_results(replace(PAIR, transport=""), kept, tmp_path)
+    for here in (replace(PAIR, transport="rc"), replace(PAIR, transport="tcp", nic_gbps=3.0)):
+        assert load_results(here, tmp_path).has(one, plan)
+        pairs = here.reaching(2)
+        spanning = load_results(pairs, tmp_path)
+        assert spanning.has(one, plan) and not spanning.has(two, plan)
+        spanning.add(two, Measured(plan=plan, seconds=2.0))
+        save_results(pairs, spanning, tmp_path)
+        assert load_results(pairs, tmp_path).has(two, plan)
+    assert not load_results(replace(PAIR, transport="srd").reaching(2), tmp_path).has(two, plan), "another network"
+    kept.add(one, Measured(plan=plan, seconds=3.0))
+    save_results(PAIR, kept, tmp_path)
+    best = load_results(pairs, tmp_path).best(one)
+    assert best is not None and best.seconds == 3.0, "measured again"
 
 
 def test_progress_counts_up(tmp_path: Path) -> None:
