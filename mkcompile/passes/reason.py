@@ -56,6 +56,10 @@ class Reason(Enum):
         "the group has more ranks on one node than on another, so that its ranks have no peers of their own there; "
         "give it equally many ranks on each node"
     )
+    TOO_MANY_RANKS = (
+        "the group has more ranks than fused kernels join, on one node or over several; "
+        "keep this axis of parallelism within 16 ranks"
+    )
     NO_KERNEL = (
         "there is no fused kernel for this operator on this GPU; `python -m mkcompile doctor` says what it needs"
     )

@@ -31,12 +31,14 @@ class Policy:
     """What the planner may do.
 
     `available`: names of the kernels that exist, as `operator/variant` or `operator/variant/tile`; None: all that the
-    planner knows. `reserve_sms`: SMs that a launch leaves to other kernels.
+    planner knows. `reserve_sms`: SMs that a launch leaves to other kernels. `max_ranks`: of a group that kernels join;
+    0: any number.
     """
 
     fuse: FusePolicy = "auto"
     reserve_sms: int = 4
     available: frozenset[str] | None = None
+    max_ranks: int = 0
 
     def allows(self, plan: Plan) -> bool:
         """Is there such a kernel?"""
@@ -159,6 +161,9 @@ def decide(problem: Problem, topology: Topology, policy: Policy = DEFAULT_POLICY
         return replace(base, refusal=refused[0], detail=refused[1])
     if topology.gpu.arch == "cpu":
         return _by_reference(base, policy)
+    if 0 < policy.max_ranks < problem.world_size:
+        detail = f"{problem.world_size} ranks, at most {policy.max_ranks}"
+        return replace(base, refusal=Refusal.TOO_MANY_RANKS, detail=detail)
     if problem.weight_products and policy.fuse != "always":
         # its kernels exist (`AllGatherGemm.of_kernels`) but have not run on GPUs in a backward pass
         return replace(base, refusal=Refusal.WEIGHT_PRODUCT, detail=f"{problem.weight_products} of {problem.num_gemms}")

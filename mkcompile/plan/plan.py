@@ -16,6 +16,7 @@ class Refusal(Enum):
     NO_P2P = "the GPUs of the group can't reach each other's memory"
     NO_NETWORK_KERNEL = "the group spans nodes and no kernel for that is available"
     UNEVEN_NODES = "the group has more ranks on one node than on another"
+    TOO_MANY_RANKS = "the group has more ranks than kernels join"
     TINY_PAYLOAD = "the payload is so small that a flag costs more than the overlap saves"
     DTYPE = "no kernel for this dtype; use bfloat16 or float16"
     LAYOUT = "n and k must be multiples of 8 and all weights must have one layout, [n, k] or [k, n]"

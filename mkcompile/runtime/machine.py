@@ -14,6 +14,7 @@ from mkcompile.config import foreign_settings, settings
 from mkcompile.ops.groups import find
 from mkcompile.plan.decide import Policy
 from mkcompile.plan.topology import Topology, preset
+from mkcompile.runtime.abi import MAX_WORLD
 from mkcompile.runtime.network_choice import TCP_GBPS, has_queues, transport_of_kernels
 from mkcompile.runtime.probe import local_topology
 from mkcompile.runtime.published import Basis, Published, local, numbered
@@ -72,7 +73,7 @@ def policy_of(name: str) -> Policy:
     """
     is_here = name == PROBE and torch.cuda.is_available()
     reserve_sms = settings().sm_reserve if settings().is_sm_reserve_given else FEW_SMS
-    return Policy(reserve_sms=reserve_sms, available=AVAILABLE if is_here else None)
+    return Policy(reserve_sms=reserve_sms, available=AVAILABLE if is_here else None, max_ranks=MAX_WORLD)
 
 
 @cache

@@ -33,6 +33,7 @@ def test_the_sentence_ends_with_what_to_do(reason: Reason) -> None:
         (Refusal.NO_P2P, Reason.NO_P2P),
         (Refusal.NO_NETWORK_KERNEL, Reason.NO_NETWORK_KERNEL),
         (Refusal.UNEVEN_NODES, Reason.UNEVEN_NODES),
+        (Refusal.TOO_MANY_RANKS, Reason.TOO_MANY_RANKS),
         (Refusal.WEIGHT_PRODUCT, Reason.WEIGHT_PRODUCT),
         (Refusal.TINY_PAYLOAD, Reason.TINY_PAYLOAD),
         (Refusal.DTYPE, Reason.DTYPE),

