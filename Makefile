@@ -4,6 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 REPORTS := build
 TESTS := not slow and not gpu and not gpu2
+# hypothesis draws the same examples each time here, and others where pytest is called by hand;
 # two files of tests at a time, where the plugin is: most tests keep one core busy
 TWO = $(shell $(PY) -c "import xdist" 2>/dev/null && echo --numprocesses 2 --dist loadfile --no-loadscope-reorder)
 
@@ -39,7 +40,7 @@ test: $(VENV)/.ready
 	@$(PYTHON) tools/setup.py --browser
 	@tools/rdma/run_vm.sh -i || true
 	@$(MAKE) --no-print-directory lint
-	@$(PY) -m pytest $(TWO) -m "$(TESTS)" --durations 10
+	@$(PY) -m pytest $(TWO) --hypothesis-profile ci -m "$(TESTS)" --durations 10
 	@$(PY) tools/receipt.py check
 
 test-all: $(VENV)/.ready
