@@ -196,6 +196,22 @@ def test_hooks_leave_nothing_in_a_kernel_that_is_not_traced(config: KernelConfig
         assert len(instructions(dataclasses.replace(config, trace=True), sources.headers(), tmp_path)) > len(plain)
 
 
+@pytest.mark.parametrize(("left_bytes", "fits"), [(16384, True), (16383, False)])
+def test_a_block_without_room_for_one_image_does_not_compile(left_bytes: int, fits: bool) -> None:
+    source = (
+        '#include "device/gather_image.cuh"\n'
+        "struct Full { static constexpr int kBytesA = 16384, kSharedBytes = 232448 - 1024 - 16 - LEFT; };\n"
+        "template struct mk::ImageTile<Full>;\n"
+        'extern "C" __global__ void k() {}\n'
+    )
+    source = "namespace mk { inline constexpr bool kTrace = false; }\n" + source.replace("LEFT", str(left_bytes))
+    if fits:
+        nvrtc.compile_cubin("k", source, sources.headers(), OPTIONS)
+        return
+    with pytest.raises(CompileError, match="at least one image"):
+        nvrtc.compile_cubin("k", source, sources.headers(), OPTIONS)
+
+
 def test_compile_error_carries_the_log() -> None:
     with pytest.raises(CompileError, match="undefined_thing"):
         nvrtc.compile_cubin("k", "int x = undefined_thing;", {}, OPTIONS)
