@@ -100,6 +100,12 @@ class KernelCache:
             Path(name).unlink(missing_ok=True)
 
 
+def kept(source: str, options: Sequence[str]) -> Cubin | None:
+    """What `compiled` would find on disk. Raises: UnsupportedDeviceError where NVRTC is not installed."""
+    cache = KernelCache(settings().cache_dir / "kernels")
+    return cache.load(entry_key(source, sources.headers(), options, nvrtc.version()))
+
+
 def compiled(name: str, source: str, options: Sequence[str]) -> Cubin:
     """Machine code of a translation unit over this package's headers, from disk or from the compiler (about 1 s).
 

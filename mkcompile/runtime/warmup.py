@@ -14,18 +14,27 @@ from rich.console import Console
 from mkcompile.config import settings
 from mkcompile.errors import CompileError, UnsupportedDeviceError
 from mkcompile.runtime.gather_engine import engine_cubin
-from mkcompile.runtime.kernel import CompiledKernel, compile_kernel
+from mkcompile.runtime.kernel import OPTIONS, CompiledKernel, compile_kernel, translation_unit
+from mkcompile.runtime.kernel_cache import kept
 from mkcompile.runtime.kernel_config import KernelConfig, all_configs
 
 
 def warm_up(configs: Iterable[KernelConfig], num_processes: int) -> Iterator[CompiledKernel]:
-    """Compile into the cache folder; yields each kernel as it is done.
+    """Compile into the cache folder; yields each kernel as it is done, first those that are there already.
 
     Raises: CompileError; UnsupportedDeviceError where NVRTC is not installed.
     """
-    context = get_context("spawn")
-    with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
-        yield from pool.map(compile_kernel, configs, chunksize=1)
+    missing = []
+    for config in configs:
+        cubin = kept(translation_unit(config), OPTIONS)
+        if cubin is None:
+            missing.append(config)
+        else:
+            yield CompiledKernel(config=config, cubin=cubin)
+    if not missing:  # a process takes seconds to start
+        return
+    with ProcessPoolExecutor(min(num_processes, len(missing)), mp_context=get_context("spawn")) as pool:
+        yield from pool.map(compile_kernel, missing, chunksize=1)
 
 
 def launched_configs(dtypes: Sequence[str], layouts: Sequence[str]) -> list[KernelConfig]:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from mkcompile.errors import CompileError, UnsupportedDeviceError
-from mkcompile.runtime import warmup
-from mkcompile.runtime.kernel_config import GATHER_TILES, HANDS_OVER, PING_PONG, STREAM_FORMS, TILES, all_configs
+from mkcompile.runtime import kernel_cache, nvrtc, sources, warmup
+from mkcompile.runtime.kernel import OPTIONS, translation_unit
+from mkcompile.runtime.kernel_cache import KernelCache, entry_key
+from mkcompile.runtime.kernel_config import (
+    GATHER_TILES,
+    HANDS_OVER,
+    PING_PONG,
+    STREAM_FORMS,
+    TILES,
+    KernelConfig,
+    all_configs,
+)
+from mkcompile.runtime.nvrtc import Cubin
 
 
 def test_it_compiles_what_the_launcher_asks_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,3 +45,31 @@ def test_a_failure_is_a_message_and_a_status(
     monkeypatch.setattr(warmup, "warm_up", fail)
     assert warmup.main([]) == status
     assert str(error) in capsys.readouterr().err
+
+
+def test_no_process_is_started_for_kernels_that_are_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    there, missing = KernelConfig(), KernelConfig(dtype="float16")
+    cache, asked = KernelCache(tmp_path / "kernels"), []
+    monkeypatch.setattr(nvrtc, "version", lambda: "13.0")
+    monkeypatch.setattr(kernel_cache, "settings", lambda: type("Settings", (), {"cache_dir": tmp_path}))
+    key = entry_key(translation_unit(there), sources.headers(), OPTIONS, "13.0")
+    cache.store(key, Cubin(image=b"code", log=""))
+
+    class Pool:
+        def __init__(self, num_processes: int, mp_context: object) -> None:
+            asked.append(num_processes)
+
+        def __enter__(self) -> Pool:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def map(self, function: object, configs: list[KernelConfig], chunksize: int) -> list[KernelConfig]:
+            return configs
+
+    monkeypatch.setattr(warmup, "ProcessPoolExecutor", Pool)
+    (found,) = warmup.warm_up([there], 8)
+    assert (found.config, found.cubin.image, asked) == (there, b"code", [])
+    made: list[object] = list(warmup.warm_up([missing, there], 8))
+    assert made[1] == missing and asked == [1]
