@@ -207,7 +207,7 @@ def main() -> None:
     parser.add_argument("--commit", default="unknown", help="written into every line")
     options = parser.parse_args()
     warm_up_variants()
-    group = RankGroup(options.devices, arena_bytes=700 << 20, max_tiles=32768, timeout_s=5.0)
+    group = RankGroup(options.devices, arena_bytes=1200 << 20, max_tiles=32768, timeout_s=5.0)
     engines = Engines(group, area_bytes=300 << 20)
     started = time.monotonic()
     for index in options.case or range(len(CASES)):

@@ -37,7 +37,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--shape", type=int, action="append", help="index into the operator's shapes; default: all")
     parser.add_argument("--regime", choices=REGIMES, action="append", help="default: both")
     parser.add_argument("--world", type=int, default=2)
-    parser.add_argument("--arena-mb", type=int, default=1024)
+    parser.add_argument("--arena-mb", type=int, default=1280)
     parser.add_argument("--commit", default="unknown", help="written into every line")
     parser.add_argument("--out", type=Path, default=_OUT, help="JSON lines are appended")
     return parser.parse_args(arguments)
