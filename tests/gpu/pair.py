@@ -32,6 +32,7 @@ from mkcompile.runtime.agree import Agreement
 from mkcompile.runtime.dispatch import Dispatch
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.launcher import Launcher
+from mkcompile.runtime.network_choice import TCP_GBPS, transport_of_kernels
 from mkcompile.runtime.operation import Operation
 from mkcompile.runtime.platform import CudaPlatform
 from mkcompile.runtime.probe import Survey
@@ -193,7 +194,9 @@ def start(rank: int, world_size: int, rendezvous: Path, device_type: str, timeou
     torch.manual_seed(1000 + rank)
     shares = device_type == "shared"
     if shares:  # planned as if each rank had a GPU of its own, or the planner would see two nodes
-        machine._machine = lambda world_size: preset("2xh200")  # type: ignore[assignment]
+        transport = transport_of_kernels()
+        node = replace(preset("2xh200"), transport=transport, nic_gbps=TCP_GBPS if transport == "tcp" else 0.0)
+        machine._machine = lambda world_size: node  # type: ignore[assignment]
     launcher = CountingLauncher(SharedPlatform() if shares else None)
     set_launcher(Dispatch(Agreement(), launcher))
     return Pair(rank=rank, world_size=world_size, device=device, launcher=launcher, shares_device=shares)
