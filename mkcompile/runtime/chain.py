@@ -6,6 +6,9 @@ fit starts no block. Host order is the same on all ranks; streams and groups don
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,7 +34,7 @@ class _Link:
 
 
 class LaunchChain:
-    """The chain of one device. Not thread-safe: the launcher holds its lock from `enter` to `leave`.
+    """The chain of one device. Not thread-safe: the launcher holds its `lock` from `enter` to `leave`.
 
     Launches on one stream are in order already, so only a change of the stream costs a wait, and as long as there is
     one stream no event is recorded (1.5 us of host time). At the first change the other stream waits for all that the
@@ -41,7 +44,8 @@ class LaunchChain:
     """
 
     def __init__(self, streams: StreamOperations) -> None:
-        self._streams = streams
+        self.lock = threading.Lock()
+        self.streams = streams
         self._capture_id = streams.capture_id
         # The stream of all eager launches so far; 0 is a stream too.
         self._only: int | None = None
@@ -58,11 +62,11 @@ class LaunchChain:
             if stream == self._only or self._only is None:
                 self._only = stream
                 return 0
-            self._eager, self.has_events = _Link(self._streams.create_event(), self._only), True
-            self._streams.record_event(self._eager.event, self._only)
+            self._eager, self.has_events = _Link(self.streams.create_event(), self._only), True
+            self.streams.record_event(self._eager.event, self._only)
         last = self._last(capture) if capture else self._eager
         if last is not None and last.stream != stream:
-            self._streams.wait_event(stream, last.event)
+            self.streams.wait_event(stream, last.event)
         return capture
 
     def leave(self, stream: int, capture: int) -> None:
@@ -72,8 +76,21 @@ class LaunchChain:
             if not capture:
                 return
             link = self._captured[capture] = _Link(self._event_of_a_capture(), stream)
-        self._streams.record_event(link.event, stream)
+        self.streams.record_event(link.event, stream)
         link.stream = stream
+
+    @contextmanager
+    def left(self, stream: int) -> Iterator[None]:
+        """Without the lock, for whoever has entered with the stream and has to wait for other ranks first: another
+        thread may be with another group, whose ranks may have come in another order. What is launched meanwhile comes
+        before; whatever else the lock guards may be another afterwards.
+        """
+        self.lock.release()
+        try:
+            yield
+        finally:
+            self.lock.acquire()
+            self.enter(stream)
 
     def _last(self, capture: int) -> _Link | None:
         return self._captured.get(capture)
@@ -81,5 +98,5 @@ class LaunchChain:
     def _event_of_a_capture(self) -> int:
         """A new one, or that of a capture of long ago: waits for it are part of the graph that it was recorded in."""
         if len(self._captured) < _MAX_CAPTURES:
-            return self._streams.create_event()
+            return self.streams.create_event()
         return self._captured.pop(next(iter(self._captured))).event

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from datetime import timedelta
@@ -25,7 +26,10 @@ def group_timeout_s(group: ProcessGroup) -> float:
 
 
 class Exchange:
-    """One group, as this rank sees it, and a place in its store that no other part of the program uses."""
+    """One group, as this rank sees it, and a place in its store that no other part of the program uses.
+
+    `meeting` is held by the thread that takes several steps: the others take them in one order, too.
+    """
 
     def __init__(self, group: ProcessGroup, topic: str, timeout_s: float = 0.0) -> None:
         """Units: `timeout_s` seconds to wait for the other ranks; 0: the group's own timeout."""
@@ -36,6 +40,7 @@ class Exchange:
         store: Store = PrefixStore(f"mkcompile/{topic}", _get_process_group_store(group))
         # a store can outlive a group of the same name: each life counts by itself
         self._store: Store = PrefixStore(str(store.add(f"life/{self.rank}", 1)), store)
+        self.meeting = threading.RLock()
         self._completed = 0
 
     @property

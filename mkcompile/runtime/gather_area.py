@@ -12,6 +12,7 @@ import logging
 from dataclasses import dataclass, field
 
 from mkcompile.errors import WorkspaceError
+from mkcompile.runtime.chain import LaunchChain
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.faults import FaultSlot
 from mkcompile.runtime.symmetric import Backing, SymmetricBuffer, make_buffer
@@ -30,6 +31,7 @@ class GatherArea:
 
     exchange: Exchange
     backing: Backing
+    chain: LaunchChain
     cap_bytes: int
     current: SymmetricBuffer | None = None
     addresses: tuple[int, ...] = ()
@@ -42,25 +44,30 @@ class GatherArea:
         """Bytes on this rank, those kept for captured graphs included."""
         return sum(one.size_bytes for one in [*self._kept, *([self.current] if self.current else [])])
 
-    def require(self, num_bytes: int, capturing: bool, slot: FaultSlot) -> tuple[int, ...]:
-        """The addresses of at least so many bytes, for launches on the workspace that reports to `slot`. Collective
-        where a new area is needed.
+    def require(self, num_bytes: int, stream: int, capturing: bool, slot: FaultSlot) -> tuple[int, ...]:
+        """The addresses of at least so many bytes, for a launch on the workspace that reports to `slot`, which has
+        entered the chain with the stream. Where a new area is needed that is collective, and the chain is left.
 
         Raises: WorkspaceError where a new one is needed while a CUDA graph is captured, or can't be had;
         PeerTimeoutError for ranks that do not come; UnsupportedDeviceError.
         """
-        if self.current is None or self.current.size_bytes < num_bytes or self._outlived(slot):
+        while self._lacks(num_bytes, slot):
             if capturing:
                 raise WorkspaceError(f"a CUDA graph is being captured and this call needs a new area; {WARM_UP_FIRST}")
-            self._replace(num_bytes)
+            with self.chain.left(stream), self.exchange.meeting:
+                if self._lacks(num_bytes, slot):
+                    self._replace(num_bytes, slot)
         self._captured, self._slot = self._captured or capturing, slot
         return self.addresses
+
+    def _lacks(self, num_bytes: int, slot: FaultSlot) -> bool:
+        return self.current is None or self.current.size_bytes < num_bytes or self._outlived(slot)
 
     def _outlived(self, slot: FaultSlot) -> bool:
         """Whether transfers of another workspace's launches may come that nobody waits for: given up, or replayed."""
         return self._slot is not None and slot is not self._slot and (self._slot.failed or self._captured)
 
-    def _replace(self, num_bytes: int) -> None:
+    def _replace(self, num_bytes: int, slot: FaultSlot) -> None:
         if num_bytes > self.cap_bytes:
             raise WorkspaceError(
                 f"shards of {num_bytes} bytes exceed the cap of {self.cap_bytes}; raise MKCOMPILE_ARENA_BYTES"
@@ -68,16 +75,22 @@ class GatherArea:
         size_bytes = min(max(_SMALLEST_BYTES, 1 << (num_bytes - 1).bit_length()), self.cap_bytes)
         step = f"gathered rows of {size_bytes >> 20} MiB"
         new = make_buffer(self.exchange, self.backing, step, size_bytes, 0)
-        self.close()
-        self.current, self.addresses, self._captured = new, new.addresses, False
+        self._put(new, slot)
         _LOG.info("group of ranks %s: %s", self.exchange.ranks, step)
 
     def close(self) -> None:
         """Give the area back, unless captured graphs may use it."""
-        old, self.current, self.addresses = self.current, None, ()
+        self._put(None, None)
+
+    def _put(self, new: SymmetricBuffer | None, slot: FaultSlot | None) -> None:
+        """In the place of the one before."""
+        with self.chain.lock:  # from here on nothing is launched on that
+            old, was_captured = self.current, self._captured
+            self.current, self.addresses = new, () if new is None else new.addresses
+            self._captured, self._slot = False, slot
         if old is None:
             return
-        if self._captured:
+        if was_captured:
             self._kept.append(old)
         else:
             # the ranks have come to the same call or the group has ended: what the device still does can end by itself

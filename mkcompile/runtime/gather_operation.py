@@ -269,7 +269,7 @@ class GatherOperation(Repeatable[Tensor, Sequence[Tensor | None], list[Tensor]])
             current = self.group.workspace.current
             stale = self.workspace is not current or current is None or current.slot.failed
             if stale or capture or (self.engine is not None and self.areas is not self.group.area.addresses):
-                self._bind(capture != 0)
+                self._bind(stream, capture != 0)
             prepared = self.launches.get(addresses)
             tensors = None
             if prepared is None or self.kernel is None:
@@ -310,12 +310,14 @@ class GatherOperation(Repeatable[Tensor, Sequence[Tensor | None], list[Tensor]])
             self.choice = replace(self.choice, schedule=replace(schedule, grid=grid))
             self.workspace = None  # what is prepared holds the old grid
 
-    def _bind(self, capturing: bool) -> None:
-        workspace = self.group.workspace.require(_demand(self.choice, self.form.size, self.group), capturing)
+    def _bind(self, stream: int, capturing: bool) -> None:
+        demand, workspace = _demand(self.choice, self.form.size, self.group), None
         areas: tuple[int, ...] = ()
-        if self.engine is not None:
-            num_bytes = self.choice.schedule.arena_bytes(self.form.size)
-            areas = self.group.area.require(num_bytes, capturing, workspace.slot)
+        while workspace is None or workspace is not self.group.workspace.current:  # ranks may be waited for in between
+            workspace = self.group.workspace.require(demand, stream, capturing)
+            if self.engine is not None:
+                num_bytes = self.choice.schedule.arena_bytes(self.form.size)
+                areas = self.group.area.require(num_bytes, stream, capturing, workspace.slot)
         if workspace is not self.workspace or areas is not self.areas:
             self.workspace, self.areas = workspace, areas
             self.launches.clear()

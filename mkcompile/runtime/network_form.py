@@ -27,7 +27,7 @@ def connect_nodes(workspace: GroupWorkspace) -> str:
     if workspace.network is None:
         return ""
     try:
-        workspace.require(Demand(tiles=1, region_bytes=0), capturing=False)
+        workspace.renew(Demand(tiles=1, region_bytes=0))
     except (TransportError, UnsupportedDeviceError, WorkspaceError) as error:
         return str(error)
     return ""

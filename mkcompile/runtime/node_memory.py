@@ -44,6 +44,11 @@ class NodeBacking:
     exchange: Exchange
     reached: Sequence[int]
 
+    @property
+    def handshakes(self) -> None:
+        """Each group's handles go through its own store."""
+        return None
+
     def allocate(self, size_bytes: int, zeroed_bytes: int) -> DeviceBlock:
         """Raises: WorkspaceError."""
         device_idx, is_alone = self._device_idx(), all(rank == self.exchange.rank for rank in self.reached)

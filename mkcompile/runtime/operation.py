@@ -54,8 +54,11 @@ class Device:
     recorder: Recorder | None = None
     engine: EngineDevice | None = None
     mover: MoverDevice | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(init=False)
     kernels: dict[KernelConfig, LoadedKernel] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.lock = self.chain.lock
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,7 +151,7 @@ class Operation(Repeatable[Sequence[Tensor], Tensor | None, Tensor]):
             capture = device.chain.enter(stream)
             current = self.group.workspace.current
             if self.workspace is not current or current is None or current.slot.failed or capture:
-                self._bind(capture != 0)
+                self._bind(stream, capture != 0)
             launch = self.launches.get(addresses)
             if launch is None:
                 self._launch_new((x, w, bias, out), addresses, stream, capture != 0)
@@ -168,9 +171,12 @@ class Operation(Repeatable[Sequence[Tensor], Tensor | None, Tensor]):
             capture = device.chain.enter(stream)
             current = self.group.workspace.current
             if self.workspace is not current or current is None or current.slot.failed or capture:
-                self._bind(capture != 0)
-            assert self.workspace is not None
-            result = self.workspace.results.take(blueprint, stream, capture)
+                self._bind(stream, capture != 0)
+            workspace = self.workspace
+            assert workspace is not None
+            result = workspace.results.take(blueprint, stream, capture)
+            if workspace is not self.group.workspace.current:
+                result = self._take_again(blueprint, stream, capture)
             if result is not None:
                 out = result.tensor
                 addresses = _addresses(x, w, bias, out)
@@ -183,6 +189,16 @@ class Operation(Repeatable[Sequence[Tensor], Tensor | None, Tensor]):
                     device.chain.leave(stream, capture)
                 return out
         return None if self.otherwise is None else self.otherwise.run(x, w, bias)
+
+    def _take_again(self, blueprint: Blueprint, stream: int, capture: int) -> Result | None:
+        """There is another workspace since ranks were waited for: a result of that."""
+        while True:
+            self._bind(stream, capture != 0)
+            workspace = self.workspace
+            assert workspace is not None
+            result = workspace.results.take(blueprint, stream, capture)
+            if workspace is self.group.workspace.current:
+                return result
 
     def _notice_groups(self) -> None:
         """There are other groups than before, whose collectives may need room. Grids may differ by rank."""
@@ -199,8 +215,8 @@ class Operation(Repeatable[Sequence[Tensor], Tensor | None, Tensor]):
         self.launches.clear()
         self.model = None
 
-    def _bind(self, capturing: bool) -> None:
-        workspace = self.group.workspace.require(self.demand, capturing)
+    def _bind(self, stream: int, capturing: bool) -> None:
+        workspace = self.group.workspace.require(self.demand, stream, capturing)
         if workspace is not self.workspace:
             self.workspace = workspace
             self._forget_launches()

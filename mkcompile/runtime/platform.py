@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -61,6 +62,9 @@ class CudaPlatform:
 
     device_type = "cuda"
 
+    def __init__(self) -> None:
+        self._handshakes = threading.Lock()
+
     def num_sms(self, device: torch.device) -> int:
         """SMs of the device."""
         return torch.cuda.get_device_properties(device).multi_processor_count
@@ -89,7 +93,7 @@ class CudaPlatform:
 
     def backing(self, device: torch.device, group: str) -> Backing:
         """Torch's symmetric memory."""
-        return TorchBacking(device, group)
+        return TorchBacking(device, group, self._handshakes)
 
     def network(self, exchange: Exchange, device: torch.device, survey: Survey) -> tuple[GroupNetwork, Backing]:
         """Proxies, and memory of our own, which NICs can register."""

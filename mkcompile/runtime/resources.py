@@ -108,7 +108,9 @@ class Resources:
             obstacle=obstacle,
             reserve=nothing if obstacle else of_group(exchange),
             workspace=workspace,
-            area=GatherArea(exchange=exchange, backing=workspace.backing, cap_bytes=workspace.cap_bytes),
+            area=GatherArea(
+                exchange=exchange, backing=workspace.backing, chain=workspace.chain, cap_bytes=workspace.cap_bytes
+            ),
         )
 
     def _workspace(self, name: str, exchange: Exchange, survey: Survey, device: torch.device) -> GroupWorkspace:
@@ -119,7 +121,7 @@ class Resources:
             exchange=exchange,
             backing=backing or self.platform.backing(device, name),
             board=self._fault_board(device),
-            streams=self.device(device).streams,
+            chain=self.device(device).chain,
             cap_bytes=settings().arena_bytes,
             network=network,
         )

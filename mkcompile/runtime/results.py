@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from mkcompile.errors import UnsupportedDeviceError, WorkspaceError
-from mkcompile.runtime.chain import StreamOperations
+from mkcompile.runtime.chain import LaunchChain
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.external import Blueprint, free_watch, is_expired, watch
 from mkcompile.runtime.symmetric import Backing, SymmetricBuffer, make_buffer
@@ -75,11 +75,11 @@ class _Chunk:
 
 
 class Results:
-    """The results of one workspace's launches. Not thread-safe: the launcher holds the device's lock."""
+    """The results of one workspace's launches. Not thread-safe: the launcher holds the lock of the device's chain."""
 
-    def __init__(self, exchange: Exchange, backing: Backing, streams: StreamOperations, limit_bytes: int) -> None:
+    def __init__(self, exchange: Exchange, backing: Backing, chain: LaunchChain, limit_bytes: int) -> None:
         """Units: `limit_bytes` bytes in all."""
-        self._exchange, self._backing, self._streams = exchange, backing, streams
+        self._exchange, self._backing, self._chain, self._streams = exchange, backing, chain, chain.streams
         self._limit_bytes = limit_bytes
         self._areas: list[_Area] = []
         self._capture = 0
@@ -90,7 +90,8 @@ class Results:
     def take(self, blueprint: Blueprint, stream: int, capture: int) -> Result | None:
         """A place for a launch in this stream, or None where there is no room: the same on every rank.
 
-        Collective where memory is added, which no capture does.
+        Collective where memory is added, which no capture does; the chain is left meanwhile, so that the workspace may
+        be another one afterwards.
         Raises: PeerTimeoutError for ranks that do not come.
         """
         size_bytes = -(-blueprint.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
@@ -174,8 +175,21 @@ class Results:
 
     def _grow(self, size_bytes: int, stream: int) -> _Area | None:
         """A new chunk, as large as two such results if there is room. Collective."""
+        if self._next_bytes(size_bytes) < size_bytes:
+            return None
+        with self._chain.left(stream), self._exchange.meeting:
+            chunk = self._new_chunk(size_bytes)
+        if chunk is None:
+            return None
+        self._areas.append(_Area(chunk, 0, chunk.buffer.size_bytes, stream))
+        return self._areas[-1]
+
+    def _next_bytes(self, size_bytes: int) -> int:
         wanted = max(_SMALLEST_BYTES, 2 * size_bytes)
-        chunk_bytes = min(wanted, self._limit_bytes - self.held_bytes) // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
+        return min(wanted, self._limit_bytes - self.held_bytes) // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
+
+    def _new_chunk(self, size_bytes: int) -> _Chunk | None:
+        chunk_bytes = self._next_bytes(size_bytes)
         if chunk_bytes < size_bytes:
             return None
         step = f"results of {chunk_bytes} bytes"
@@ -188,5 +202,4 @@ class Results:
         _LOG.info("group of ranks %s: %s", self._exchange.ranks, step)
         chunk = _Chunk(buffer, self.held_bytes)
         self.held_bytes += chunk_bytes
-        self._areas.append(_Area(chunk, 0, chunk_bytes, stream))
-        return self._areas[-1]
+        return chunk

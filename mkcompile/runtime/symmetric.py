@@ -6,8 +6,10 @@ the store that they have come, and that they could allocate; only then do they e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -41,7 +43,12 @@ class SymmetricBuffer:
 
 
 class Backing(Protocol):
-    """Where symmetric memory comes from."""
+    """Where symmetric memory comes from. `handshakes`: held by the process during `connect` where that is for one group
+    at a time, else None.
+    """
+
+    @property
+    def handshakes(self) -> threading.Lock | None: ...
 
     def allocate(self, size_bytes: int, zeroed_bytes: int) -> Any:
         """Memory of this rank, its first bytes zero. Raises: WorkspaceError."""
@@ -57,11 +64,14 @@ class Backing(Protocol):
 
 
 class TorchBacking:
-    """Torch's symmetric memory on one device."""
+    """Torch's symmetric memory on one device. Its handshakes are numbered by the process, whatever the group, and meet
+    at a socket of the process: all ranks of a group must be in the same one.
+    """
 
-    def __init__(self, device: torch.device, group: str) -> None:
+    def __init__(self, device: torch.device, group: str, handshakes: threading.Lock) -> None:
         self._device = device
         self._group = group
+        self.handshakes: threading.Lock | None = handshakes
 
     def allocate(self, size_bytes: int, zeroed_bytes: int) -> torch.Tensor:
         """Raises: WorkspaceError."""
@@ -120,14 +130,36 @@ def make_buffer(
         failure = str(error)
     _all_succeeded(exchange, WorkspaceError, exchange.gather(f"{step}: allocated", failure))
     buffer = None
-    try:
-        buffer = backing.connect(memory)
-        failure = _unmapped(exchange, buffer, reached or range(exchange.world_size))
-    except UnsupportedDeviceError as error:
-        failure = str(error)
+    with _in_turn(exchange, backing.handshakes, step):
+        try:
+            buffer = backing.connect(memory)
+            failure = _unmapped(exchange, buffer, reached or range(exchange.world_size))
+        except UnsupportedDeviceError as error:
+            failure = str(error)
     _all_succeeded(exchange, UnsupportedDeviceError, exchange.gather(f"{step}: connected", failure))
     assert buffer is not None
     return buffer
+
+
+@contextmanager
+def _in_turn(exchange: Exchange, lock: threading.Lock | None, step: str) -> Iterator[None]:
+    """The lock of every rank's process, taken one after the other as the job numbers the ranks: two groups that come
+    at once in different order never wait for each other.
+
+    Raises: PeerTimeoutError; WorkspaceError, on all ranks, where one can't get its lock in time.
+    """
+    is_held = False
+    try:
+        for rank in sorted(range(exchange.world_size), key=exchange.ranks.__getitem__) if lock is not None else ():
+            if lock is not None and rank == exchange.rank:
+                is_held = lock.acquire(timeout=exchange.timeout_s)
+            failure = "" if is_held or rank != exchange.rank else "the handshake of another group does not end"
+            said = exchange.gather(f"{step}: turn of rank {exchange.ranks[rank]}", failure)
+            _all_succeeded(exchange, WorkspaceError, said)
+        yield
+    finally:
+        if lock is not None and is_held:
+            lock.release()
 
 
 def _all_succeeded(

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mkcompile.errors import WorkspaceError
-from mkcompile.runtime.chain import StreamOperations
+from mkcompile.runtime.chain import LaunchChain
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.faults import FaultBoard, FaultSlot
 from mkcompile.runtime.kernel import PeerTable
@@ -130,7 +130,7 @@ class GroupWorkspace:
     exchange: Exchange
     backing: Backing
     board: FaultBoard
-    streams: StreamOperations
+    chain: LaunchChain
     cap_bytes: int
     network: GroupNetwork | None = None
     current: Workspace | None = None
@@ -144,22 +144,34 @@ class GroupWorkspace:
         results = [*self._leaving, *(one.results for one in held)]
         return sum(one.buffer.size_bytes for one in held) + sum(one.held_bytes for one in results)
 
-    def require(self, demand: Demand, capturing: bool) -> Workspace:
-        """The workspace for a launch. Collective where a new one is needed.
+    def require(self, demand: Demand, stream: int, capturing: bool) -> Workspace:
+        """The workspace for a launch that has entered the chain with the stream. Where a new one is needed that is
+        collective, and the chain is left meanwhile.
 
         Raises: WorkspaceError where a new one is needed while a CUDA graph is captured, or can't be had;
         PeerTimeoutError for ranks that do not come; UnsupportedDeviceError.
         """
-        current = self.current
-        layout = self.layout(demand)
-        if current is None or current.slot.failed or layout is not current.layout:
+        while self._lacks(demand):
             if capturing:
                 raise WorkspaceError(
                     f"a CUDA graph is being captured and this call needs a new workspace; {WARM_UP_FIRST}"
                 )
-            current = self._replace(layout)
+            with self.chain.left(stream):
+                self.renew(demand)
+        current = self.current
+        assert current is not None
         current.captured = current.captured or capturing
         return current
+
+    def renew(self, demand: Demand) -> None:
+        """Have a workspace that serves. Collective where there is none; outside of the chain. Raises: as `require`."""
+        with self.exchange.meeting:
+            if self._lacks(demand):
+                self._replace(self.layout(demand))
+
+    def _lacks(self, demand: Demand) -> bool:
+        current = self.current
+        return current is None or current.slot.failed or self.layout(demand) is not current.layout
 
     def layout(self, demand: Demand) -> WorkspaceLayout:
         """What `require` would take."""
@@ -178,7 +190,8 @@ class GroupWorkspace:
 
     def close(self) -> None:
         """The group is gone: give everything back but what captured graphs may use, or somebody reads. Idempotent."""
-        old, self.current = self.current, None
+        with self.chain.lock:
+            old, self.current = self.current, None
         if old is not None:
             self._retire(old)
         self._leaving = [one for one in self._leaving if not one.let_go()]
@@ -214,25 +227,20 @@ class GroupWorkspace:
         shape = self.network.shape(self.exchange.rank)
         return self._numbers(shape.rail_peer(node) for node in range(shape.nodes))
 
-    def _replace(self, layout: WorkspaceLayout) -> Workspace:
+    def _replace(self, layout: WorkspaceLayout) -> None:
         step = f"workspace of {layout.total_bytes >> 20} MiB"
         members = self._members()
         buffer = make_buffer(self.exchange, self.backing, step, layout.total_bytes, layout.region_offset, members)
         link = None if self.network is None else self.network.open(self.exchange, buffer, layout)
         slot = self.board.claim(self._numbers(members), self._rails())
         slot.network_failure = None if link is None else link.failure
-        old = self.current
-        self.current = Workspace(
-            layout=layout,
-            buffer=buffer,
-            slot=slot,
-            results=Results(self.exchange, self.backing, self.streams, self.cap_bytes - layout.total_bytes),
-            link=link,
-        )
+        results = Results(self.exchange, self.backing, self.chain, self.cap_bytes - layout.total_bytes)
+        new = Workspace(layout=layout, buffer=buffer, slot=slot, results=results, link=link)
+        with self.chain.lock:  # from here on nothing is launched on the one before
+            old, self.current = self.current, new
         if old is not None and self._is_done_with(old, step):
             self._retire(old)
         _LOG.info("group of ranks %s: %s", self.exchange.ranks, step)
-        return self.current
 
     def _is_done_with(self, old: Workspace, step: str) -> bool:
         """Over nodes: collective. Whether no rank uses the workspace any more or maps it, so that all can free theirs.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -75,6 +76,7 @@ class FakeBacking:
     null_peer: int = -1
     allocated_bytes: list[int] = field(default_factory=list)
     settled: int = 0
+    handshakes: threading.Lock | None = field(default_factory=threading.Lock)
     log: list[str] = field(default_factory=list)
     held: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
 

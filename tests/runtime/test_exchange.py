@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from mkcompile.errors import PeerTimeoutError, UnsupportedDeviceError, WorkspaceError
+from mkcompile.ops.gemm_all_reduce import GemmAllReduce
+from mkcompile.ops.groups import find
+from mkcompile.runtime import driver
 from mkcompile.runtime.exchange import Exchange, group_timeout_s
+from mkcompile.runtime.launcher import Launcher
+from mkcompile.runtime.machine import own_basis
+from mkcompile.runtime.operation import Operation
 from mkcompile.runtime.symmetric import make_buffer
-from tests.runtime.fakes import FakeBacking
+from mkcompile.runtime.tactics import Planned
+from tests.runtime.conftest import PANELS
+from tests.runtime.fakes import FakeBacking, FakeDriver, FakePlatform
 from tests.spawn import Outcomes, run_cases
 
 SHORT_S = 1.0
@@ -99,6 +111,37 @@ def buffer_case(rank: int, world_size: int) -> dict[str, Any]:
     return {"errors": errors, "then": make_buffer(exchange, backing, "w", 1024, 512).addresses}
 
 
+def opposite_case(rank: int, world_size: int) -> list[str]:
+    """Two threads of each rank come to two groups, in opposite order: each thread waits for the other rank while the
+    other thread of its own is to go on.
+    """
+    names = [dist.new_group(timeout=timedelta(seconds=LONG_S)).group_name for _ in range(2)]
+    first, second = names if rank == 0 else reversed(names)
+    waits, gather, run, fake = threading.Event(), Exchange.gather, Operation.run, FakeDriver()
+
+    def seen(exchange: Exchange, step: str, value: str) -> tuple[str, ...]:
+        if step.startswith("workspace"):
+            waits.set()
+        return gather(exchange, step, value)
+
+    def in_order(operation: Operation, *operands: Any) -> torch.Tensor | None:
+        assert operation.process_group() is not find(second) or waits.wait(LONG_S)
+        return run(operation, *operands)
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as threads:
+        patch.setattr(driver, "library", lambda: fake)
+        patch.setattr(Exchange, "gather", seen)
+        patch.setattr(Operation, "run", in_order)
+        launcher = Launcher(FakePlatform(world_size), Planned(own_basis, available=PANELS))
+        made = [threads.submit(launcher, call_over(name)) for name in (first, second)]
+        return [str(tuple(one.result(LONG_S).shape)) for one in made]
+
+
+def call_over(group: str) -> GemmAllReduce:
+    x, w = torch.ones(256, 64, dtype=torch.bfloat16), torch.ones(512, 64, dtype=torch.bfloat16).t()
+    return GemmAllReduce([x], [w], None, "sum", 2, group, "key")
+
+
 def killed_case(rank: int, world_size: int) -> tuple[float, str]:
     """Rank 1 is killed on its way to the handshake; the last case, since it leaves no rank 1."""
     exchange = Exchange(world(), "test", SHORT_S)
@@ -119,6 +162,7 @@ CASES = {
     "apart": apart_case,
     "reborn": reborn_case,
     "buffer": buffer_case,
+    "opposite": opposite_case,
     "killed": killed_case,
 }
 
@@ -169,6 +213,10 @@ def test_memory_is_had_by_all_ranks_or_by_none(outcomes: Outcomes) -> None:
         assert seen["errors"][0] == "symmetric memory: rank 1: out of memory"
         assert seen["errors"][1] == "symmetric memory: rank 0: no mapping of the memory of rank 1"
         assert seen["then"] == (1 << 40, 2 << 40)
+
+
+def test_two_groups_that_are_met_in_opposite_order_hold_each_other_up_nowhere(outcomes: Outcomes) -> None:
+    assert outcomes.values("opposite") == [["(256, 512)"] * 2] * 2
 
 
 def test_a_killed_rank_is_an_error_within_the_deadline(outcomes: Outcomes) -> None:

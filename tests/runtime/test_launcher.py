@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +23,6 @@ from mkcompile.plan.topology import preset
 from mkcompile.runtime import abi
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.launcher import Launcher
-from mkcompile.runtime.probe import Survey
 from mkcompile.runtime.published import Basis
 from mkcompile.runtime.tactics import AVAILABLE, Planned
 from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
@@ -212,28 +209,6 @@ def test_ranks_that_launch_nothing_are_not_waited_for(
     with lone_group():
         assert Launcher(platform)(all_reduce()) is None
     assert steps == ["devices"]
-
-
-def test_a_group_whose_ranks_are_waited_for_holds_up_no_other(
-    platform: FakePlatform, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits, may_come = threading.Event(), threading.Event()
-    survey = platform.survey
-
-    def late_survey(exchange: Exchange, device: torch.device) -> Survey:
-        if exchange.group() is dist.group.WORLD:
-            waits.set()
-            assert may_come.wait(timeout=20), "the other group was not decided meanwhile"
-        return survey(exchange, device)
-
-    monkeypatch.setattr(platform, "survey", late_survey)
-    with lone_group(), ThreadPoolExecutor() as threads:
-        launcher, other = Launcher(platform), dist.new_group([0, 1])
-        late = threads.submit(launcher, all_reduce())
-        assert waits.wait(timeout=20)
-        assert launcher(all_reduce(group=other.group_name)) is not None
-        may_come.set()
-        assert late.result(timeout=20) is not None
 
 
 def test_launches_on_several_streams_form_one_chain(launcher: Launcher, platform: FakePlatform) -> None:

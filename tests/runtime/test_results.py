@@ -21,6 +21,7 @@ from mkcompile.ops import registry
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.plan import key
 from mkcompile.runtime import abi
+from mkcompile.runtime.chain import LaunchChain
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.external import Blueprint
 from mkcompile.runtime.launcher import Launcher
@@ -50,13 +51,18 @@ def results(fake_driver: FakeDriver, streams: FakeStreams) -> Iterator[Results]:
 
 def new_results(streams: FakeStreams, limit_bytes: int = 32 * MIB) -> Results:
     assert dist.group.WORLD is not None
-    return Results(Exchange(dist.group.WORLD, "test"), FakeBacking(2), streams, limit_bytes)
+    return Results(Exchange(dist.group.WORLD, "test"), FakeBacking(2), LaunchChain(streams), limit_bytes)
 
 
 def take(results: Results, stream: int = 7, capture: int = 0, blueprint: Blueprint = BIG) -> Result:
-    found = results.take(blueprint, stream, capture)
+    found = taken(results, stream, capture, blueprint)
     assert found is not None
     return found
+
+
+def taken(results: Results, stream: int = 7, capture: int = 0, blueprint: Blueprint = BIG) -> Result | None:
+    with results._chain.lock:
+        return results.take(blueprint, stream, capture)
 
 
 def test_a_result_is_a_tensor_at_one_offset_on_every_rank(results: Results) -> None:
@@ -83,7 +89,7 @@ def test_a_place_is_taken_as_long_as_anything_uses_its_storage(results: Results)
 
 def test_without_room_there_is_none(results: Results) -> None:
     held = [take(results) for _ in range(4)]
-    assert results.take(BIG, 7, 0) is None
+    assert taken(results) is None
     held.pop(1)
     assert take(results).offset == 8 * MIB
 
@@ -93,16 +99,16 @@ def test_memory_is_added_up_to_the_limit(fake_driver: FakeDriver, streams: FakeS
         results = new_results(streams, limit_bytes=40 * MIB)
         held = [take(results) for _ in range(5)]
         assert [one.offset for one in held] == [i * 8 * MIB for i in range(5)] and results.held_bytes == 40 * MIB
-        assert results.take(BIG, 7, 0) is None
+        assert taken(results) is None
 
 
 def test_ranks_without_memory_go_without(fake_driver: FakeDriver, streams: FakeStreams) -> None:
     with lone_group():
         results = new_results(streams)
         results._backing.allocation_failure = "out of memory"  # type: ignore[attr-defined]
-        assert results.take(BIG, 7, 0) is None
+        assert taken(results) is None
         results._backing.allocation_failure = ""  # type: ignore[attr-defined]
-        assert results.take(BIG, 7, 0) is None, "and do not ask again"
+        assert taken(results) is None, "and do not ask again"
 
 
 def test_a_place_is_used_in_another_stream_after_the_work_of_its_own(results: Results, streams: FakeStreams) -> None:
@@ -132,8 +138,8 @@ def test_places_of_a_graph_are_its_own(results: Results, streams: FakeStreams) -
     assert other.offset == 16 * MIB, "and not for another graph"
     del eager, other
     held = [take(results) for _ in range(2)]
-    assert [one.offset for one in held] == [0, 24 * MIB] and results.take(BIG, 7, 0) is None
-    assert results.take(BIG, 9, 5) is None, "a capture adds no memory"
+    assert [one.offset for one in held] == [0, 24 * MIB] and taken(results) is None
+    assert taken(results, 9, 5) is None, "a capture adds no memory"
     assert streams.log == []
 
 
@@ -157,10 +163,10 @@ def test_living_results_never_overlap(steps: list[tuple[int, int, int]]) -> None
             if held and drop > 4:
                 held.pop(drop % len(held))
             shape = Blueprint((elements,), (1,), torch.float16, torch.device("cpu"))
-            taken = [one.take(shape, 7 + capture, capture) for one in ranks]
-            assert len({None if one is None else one.offset for one in taken}) == 1
-            if taken[0] is not None:
-                held.append([one for one in taken if one is not None])
+            places = [taken(one, 7 + capture, capture, shape) for one in ranks]
+            assert len({None if one is None else one.offset for one in places}) == 1
+            if places[0] is not None:
+                held.append([one for one in places if one is not None])
             spans = sorted((one.offset, one.offset + 2 * one.tensor.numel()) for one, _ in held)
             assert all(end <= start for (_, end), (start, _) in pairwise(spans))
             assert all(one.offset + 2 * one.tensor.numel() <= 32 * MIB for one, _ in held)
