@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from mkcompile.inspect import boundaries, breaks, capture, offline, timeline
+from mkcompile.inspect import boundaries, breaks, capture, offline, timeline, unbuilt
 from mkcompile.inspect.capture import Recorder
-from mkcompile.inspect.collect import rows_of
+from mkcompile.inspect.collect import Rows, rows_of
 from mkcompile.inspect.findings import NO_COLLECTIVE, Extrapolation
 from mkcompile.inspect.predict import Planner, planner_for
 from mkcompile.inspect.report import Report
@@ -82,8 +82,12 @@ def _report(record: Recorder, request: Request, planner: Planner) -> Report:
         graphs=rows.graphs,
         breaks=tuple(found),
         timelines=timeline.predict(rows.graphs, rows.collectives, planner.topology),
-        notes=(NO_COLLECTIVE,) if nothing else tuple(boundaries.notes_on(rows.collectives, rows.graphs)),
+        notes=(NO_COLLECTIVE,) if nothing else _notes_on(rows),
     )
+
+
+def _notes_on(rows: Rows) -> tuple[str, ...]:
+    return (*boundaries.notes_on(rows.collectives, rows.graphs), *unbuilt.notes_on(rows.collectives))
 
 
 def _name(model: Callable[..., Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 import mkcompile
 from mkcompile.config import Options
 from mkcompile.errors import GroupError, OptionError
-from mkcompile.inspect import examples
+from mkcompile.inspect import examples, unbuilt
 from mkcompile.inspect.console import print_report
 from mkcompile.inspect.explain import Request, explain_layers, explain_request
 from mkcompile.inspect.findings import NO_COLLECTIVE
@@ -83,6 +84,14 @@ def test_nothing_is_fused_under_never_and_the_graph_stays(world: None) -> None:
     assert {one.reason for one in report.collectives} == {Reason.POLICY_NEVER}
     assert "mkernel.fuse" in report.collectives[0].why
     assert not any(node.role == "fused" for pair in report.graphs for node in pair.after.nodes)
+
+
+def test_a_planned_operator_without_a_kernel_is_pointed_out(tensor_report: Report) -> None:
+    built = tensor_report.collectives[0]
+    assert built.problem is not None and unbuilt.notes_on(tensor_report.collectives) == []
+    planned = replace(built, operator="ffn", problem=replace(built.problem, operator="ffn", hidden=64))
+    (note,) = unbuilt.notes_on([planned, planned])
+    assert note.startswith(f"ffn (site {built.site}) is planned, and has no kernel yet")
 
 
 def test_a_planner_refusal_keeps_its_prediction(world: None) -> None:
