@@ -1,7 +1,8 @@
 """One form for every way in which a graph says "gather along dim d".
 
 The collective lays the ranks' tensors one after the other along dim 0. What follows makes that a gather along d:
-nothing (d = 0), split or slices and a `cat` along d, or only reshapes where all dimensions before d are 1.
+nothing (d = 0), split or slices and a `cat` along d, or only reshapes where all dimensions before d are 1. Written by
+hand it is also a view with the ranks as a dimension of its own, which is taken apart or moved to d by a permute.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ from mkcompile.passes.sizes import same_shape, same_size
 SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
 SLICES = (aten.slice.Tensor,)
 CATS = (aten.cat.default,)
+SELECTS = (aten.select.int,)
+UNBINDS = (aten.unbind.int,)
+PERMUTES = (aten.permute.default,)
 DTYPE_VIEWS = (aten.view.dtype,)
 # Only torch's fully sharded data parallelism makes these: parameters of several layers, in one buffer of its own.
 GATHERS_INTO_BUFFER = (c10d.all_gather_into_tensor_out.default,)
 PADS = (aten.constant_pad_nd.default,)
-_PIECES = (*SPLITS, getitem, *SLICES, *DTYPE_VIEWS)
+_PIECES = (*SPLITS, getitem, *SLICES, *SELECTS, *UNBINDS, *DTYPE_VIEWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +105,8 @@ def _layout(wait: fx.Node, source: fx.Node, world_size: int) -> tuple[fx.Node, t
     aliases = list(aliases_of(wait))
     cats = {cat: None for alias in aliases for user in alias.users for cat in _cats_behind(user)}
     dims = {cat: dim for cat in cats if (dim := _reassembled(cat, source, world_size)) is not None}
+    moved = {user: _moved_to(user, source, world_size) for alias in aliases for user in alias.users}
+    dims.update({user: dim for user, dim in moved.items() if dim is not None})
     if not dims:
         return _with_dtype_of(source, wait, _equal_dims(source))
     if len(dims) > 1 or not _all_end_in(wait, next(iter(dims))):
@@ -164,6 +170,20 @@ def _reassembled(cat: fx.Node, source: fx.Node, world_size: int) -> int | None:
     return dim % len(shape_of(source))
 
 
+def _moved_to(permute: fx.Node, source: fx.Node, world_size: int) -> int | None:
+    """The dimension, if the permute moves the ranks there from the front of `[world_size, *source]`."""
+    shape = shape_of(source)
+    if not is_call(permute, PERMUTES) or not _is_stacked(permute.args[0], source, world_size):
+        return None
+    order: Any = permute.args[1]
+    dim = [one % (len(shape) + 1) for one in order].index(0)
+    return dim if 0 < dim < len(shape) and list(order) == [*range(1, dim + 1), 0, *range(dim + 1, len(order))] else None
+
+
+def _is_stacked(stacked: Any, source: fx.Node, world_size: int) -> bool:
+    return isinstance(stacked, fx.Node) and same_shape(shape_of(stacked), (world_size, *shape_of(source)))
+
+
 def _is_piece(piece: Any, rank: int, source: fx.Node, world_size: int) -> bool:
     """Is it this rank's shard, whole?"""
     while _reinterprets(piece):
@@ -172,9 +192,14 @@ def _is_piece(piece: Any, rank: int, source: fx.Node, world_size: int) -> bool:
         return False
     if is_call(piece, (getitem,)):
         split: Any = piece.args[0]
+        if is_call(split, UNBINDS):
+            stacked = argument(split, 1, "dim", 0) == 0 and _is_stacked(split.args[0], source, world_size)
+            return stacked and piece.args[1] == rank
         if not is_call(split, SPLITS) or argument(split, 2, "dim", 0) != 0 or piece.args[1] != rank:
             return False
         return _is_whole(split.args[0], source, world_size)
+    if is_call(piece, SELECTS):
+        return piece.args[1:] == (0, rank) and _is_stacked(piece.args[0], source, world_size)
     if not is_call(piece, SLICES) or argument(piece, 1, "dim", 0) != 0 or argument(piece, 4, "step", 1) != 1:
         return False
     start = argument(piece, 2, "start")
@@ -204,7 +229,7 @@ def _all_end_in(wait: fx.Node, cat: fx.Node) -> bool:
 def gather_behind(node: fx.Node) -> Gather | None:
     """The gather whose result the node is, in any shape; None where it is none."""
     current: Any = node
-    while is_call(current, (*VIEWS, *WAIT, *_PIECES, *CATS)):
+    while is_call(current, (*VIEWS, *WAIT, *_PIECES, *CATS, *PERMUTES)):
         current = current.args[0][0] if is_call(current, CATS) else current.args[0]
     gather = gather_of(current) if isinstance(current, fx.Node) else None
     return gather if isinstance(gather, Gather) and node in gather.aliases else None

@@ -43,7 +43,8 @@ def scatter_before(collective: fx.Node) -> Scatter | Why:
     """The scatter that a `reduce_scatter_tensor(laid_out, op, world_size, group)` performs.
 
     A reduce-scatter gives each rank its part of the flat input, so views in front of it do not matter. Known layouts:
-    `cat` (along 0) of `split`, `split_with_sizes`, `chunk` or `slice` pieces along any dimension, else dimension 0.
+    `cat` (along 0) of `split`, `split_with_sizes`, `chunk` or `slice` pieces along any dimension; a permute that moves
+    a dimension of the ranks to the front; else dimension 0.
     """
     laid_out, _, world_size, _ = cast(tuple[Any, str, int, Any], collective.args)
     views: list[fx.Node] = []
@@ -51,7 +52,7 @@ def scatter_before(collective: fx.Node) -> Scatter | Why:
     while is_call(cat, VIEWS):
         views.insert(0, cat)
         cat = cat.args[0]
-    found = _of_cat(cat, world_size) if is_call(cat, (aten.cat.default,)) else None
+    found = _of_cat(cat, world_size) if is_call(cat, (aten.cat.default,)) else _of_permute(cat, world_size)
     if isinstance(found, Scatter):
         return replace(found, nodes=(*found.nodes, cat, *views))
     if found is not None:
@@ -59,6 +60,20 @@ def scatter_before(collective: fx.Node) -> Scatter | Why:
     return Scatter(
         source=laid_out, dim=0, shape=shape_of(laid_out), world_size=world_size, readers=(collective,), nodes=()
     )
+
+
+def _of_permute(permute: Any, world_size: int) -> Scatter | None:
+    """`permute(x [.., world_size, S, ..])` to `[world_size, .., S, ..]`: a scatter of `[.., world_size * S, ..]`."""
+    if not is_call(permute, (aten.permute.default,)):
+        return None
+    source, order = permute.args
+    shape = shape_of(source)
+    dim = order[0] % len(shape)
+    rest = [one for one in range(len(shape)) if one != dim]
+    if dim == 0 or [one % len(shape) for one in order[1:]] != rest or not same_size(shape[dim], world_size):
+        return None
+    joined = (*shape[:dim], world_size * prod(shape[dim + 1 : dim + 2]), *shape[dim + 2 :])
+    return Scatter(source=source, dim=dim, shape=joined, world_size=world_size, readers=(permute,), nodes=())
 
 
 def rows_or_columns(scatter: Scatter, rows: Size, columns: Size) -> tuple[tuple[Size, ...], int] | Why:

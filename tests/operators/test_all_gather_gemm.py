@@ -158,6 +158,19 @@ def rows_by_hand_in_heads(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     return flat_gathered((x + 26).view(8, 2, 4)).view(32, 8) @ w.t()
 
 
+def ranks_moved_to_the_sequence(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    """As vLLM gathers along a dimension."""
+    return flat_gathered(x + 27).view(WORLD_SIZE, 4, 2, 8).movedim(0, 1).reshape(4, 8, 8) @ w.t()
+
+
+def ranks_moved_to_the_columns(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return flat_gathered((x + 28)[..., :2]).view(WORLD_SIZE, 4, 2, 2).movedim(0, 2).reshape(4, 2, 8) @ w.t()
+
+
+def unbound(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return torch.cat(flat_gathered(x + 29).view(WORLD_SIZE, 4, 2, 8).unbind(0), 1) @ w.t()
+
+
 SINGLE_SITES: list[Function] = [
     along_batch,
     along_sequence,
@@ -185,6 +198,9 @@ SINGLE_SITES: list[Function] = [
     of_transposed_weights,
     heads_joined,
     rows_by_hand_in_heads,
+    ranks_moved_to_the_sequence,
+    ranks_moved_to_the_columns,
+    unbound,
 ]
 
 

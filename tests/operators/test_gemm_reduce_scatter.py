@@ -125,6 +125,14 @@ def rows_in_parts(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     return scattered((x @ w.t()).reshape(4, 8, 2, 8), 1)
 
 
+def ranks_moved_from_the_sequence(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return flat_scattered((x @ w.t()).view(4, WORLD_SIZE, 2, 16).movedim(1, 0).reshape(16, 2, 16))
+
+
+def ranks_moved_from_the_columns(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return flat_scattered(nnf.linear(x, w, bias).view(4, 8, WORLD_SIZE, 4).movedim(2, 0).reshape(16, 8, 4))
+
+
 def raw_weight(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     return scattered(x @ w.reshape(8, 16), 1)
 
@@ -151,6 +159,8 @@ SINGLE_SITES = [
     heads,
     rows_in_parts,
     raw_weight,
+    ranks_moved_from_the_sequence,
+    ranks_moved_from_the_columns,
 ]
 
 

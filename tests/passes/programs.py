@@ -21,8 +21,8 @@ c10d = torch.ops._c10d_functional
 WEIGHTS = ("permuted", "raw", "sliced", "permuted_twice", "bmm", "low_rank")
 BIASES = ("none", "addmm", "added_2d", "added_3d", "unsqueezed")
 BETWEEN = ("none", "half", "double_view", "relu", "float", "clone")
-REDUCTIONS = ("all_reduce", "split", "split_with_sizes", "slice", "flat")
-GATHERS = ("none", "split", "slice", "views")
+REDUCTIONS = ("all_reduce", "split", "split_with_sizes", "slice", "moved", "flat")
+GATHERS = ("none", "split", "slice", "views", "moved", "unbound", "selected")
 # In float32 only: the sums of the others would be rounded.
 NETWORKS = ("none", "relu", "relu2", "gated", "packed")
 
@@ -185,6 +185,13 @@ def _gather(form: str, x: Tensor, world_size: int) -> Tensor:
         return torch.cat(gathered.split(batch), 1)
     if form == "slice":
         return torch.cat([gathered[i * batch : (i + 1) * batch] for i in range(world_size)], 1)
+    stacked = gathered.reshape(world_size, *x.shape)
+    if form == "moved":
+        return stacked.movedim(0, 1).reshape(batch, -1, x.shape[2])
+    if form == "unbound":
+        return torch.cat(stacked.unbind(0), 1)
+    if form == "selected":
+        return torch.cat([stacked[rank] for rank in range(world_size)], 1)
     return gathered.reshape(1, -1, x.shape[2])
 
 
@@ -241,4 +248,7 @@ def _reduce(block: Block, world_size: int, y: Tensor) -> Tensor:
     else:
         pieces = [y.narrow(dim, i * size, size) for i in range(world_size)]
     laid_out = y.reshape(-1, y.shape[-1]) if block.reduction == "flat" else torch.cat(list(pieces))
+    if block.reduction == "moved":
+        ranks = y.reshape(*y.shape[:dim], world_size, size, *y.shape[dim + 1 :])
+        laid_out = ranks.movedim(dim, 0).reshape(laid_out.shape)
     return c10d.wait_tensor(c10d.reduce_scatter_tensor(laid_out, block.op, world_size, GROUP))

@@ -53,6 +53,25 @@ def _with_sizes(x: Tensor) -> Tensor:
     return torch.cat(whole.split([x.shape[0]] * WORLD), dim=-1)
 
 
+def _moved(dim: int) -> Callable[[Tensor], Tensor]:
+    """As vLLM gathers."""
+
+    def function(x: Tensor) -> Tensor:
+        stacked = all_gather(x, 0, GROUP).view(WORLD, *x.shape).movedim(0, dim)
+        return stacked.reshape(*x.shape[:dim], WORLD * x.shape[dim], *x.shape[dim + 1 :])
+
+    return function
+
+
+def _unbound(x: Tensor) -> Tensor:
+    return torch.cat(all_gather(x, 0, GROUP).view(WORLD, *x.shape).unbind(0), dim=-1)
+
+
+def _selected(x: Tensor) -> Tensor:
+    stacked = all_gather(x, 0, GROUP).view(WORLD, *x.shape)
+    return torch.cat([stacked[rank] for rank in range(WORLD)], dim=1)
+
+
 # name: the function, its input's shape, the dimensions that the gather may be read along
 FORMS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], tuple[int, ...]]] = {
     "rows": (_along(0), (3, 8), (0,)),
@@ -66,6 +85,12 @@ FORMS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], tuple[int, .
     "last_of_a_vector": (_along(0), (8,), (0,)),
     "list_of_slices": (_list, (3, 5, 8), (1,)),
     "split_with_sizes": (_with_sizes, (3, 5, 8), (2,)),
+    "moved_to_the_middle": (_moved(1), (3, 5, 8), (1,)),
+    "moved_to_the_last": (_moved(2), (3, 5, 8), (2,)),
+    "moved_in_rows": (_moved(1), (3, 8), (1,)),
+    "moved_of_four": (_moved(2), (3, 2, 5, 8), (2,)),
+    "unbound": (_unbound, (3, 5, 8), (2,)),
+    "selected": (_selected, (3, 5, 8), (1,)),
 }
 
 
@@ -161,6 +186,16 @@ def test_pieces_of_other_sizes_are_not_the_shards() -> None:
     def build(graph: fx.Graph, x: fx.Node) -> fx.Node:
         wait = _gathered(graph, x)
         return graph.call_function(aten.cat.default, (_pieces(graph, wait, 2, (0, 1, 2, 3)), 1))
+
+    found = _the_gather(_built(build, 3, 8))
+    assert isinstance(found, Gather) and found.dims == (0,)
+
+
+@pytest.mark.parametrize("order", [(1, 2, 0), (2, 0, 1), (0, 2, 1), (2, 1, 0)])
+def test_other_permutes_are_no_gather_along_another_dimension(order: tuple[int, ...]) -> None:
+    def build(graph: fx.Graph, x: fx.Node) -> fx.Node:
+        stacked = graph.call_function(aten.reshape.default, (_gathered(graph, x), [WORLD, 3, 8]))
+        return graph.call_function(aten.permute.default, (stacked, list(order)))
 
     found = _the_gather(_built(build, 3, 8))
     assert isinstance(found, Gather) and found.dims == (0,)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import prod
 
 import pytest
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from mkcompile.passes.graph import REDUCE_SCATTER, aten, is_call
+from mkcompile.passes.graph import REDUCE_SCATTER, aten, is_call, peel
 from mkcompile.passes.reason import Reason, Why
 from mkcompile.passes.scatter import Scatter, rows_or_columns, scatter_before
 from tests.captured import fake_group
@@ -66,6 +67,20 @@ def test_slices_in_order_are_a_scatter(layout: Layout, dim: int) -> None:
     assert isinstance(scatter, Scatter)
     assert (scatter.source, scatter.dim, scatter.shape) == (x, dim, (8, 8, 8))
     assert set(scatter.readers) == set(x.users)
+
+
+@pytest.mark.parametrize(("view", "dim"), [((8, 4, 2, 8), 1), ((8, 8, 4, 2), 2), ((2, 4, 4, 8, 2), 1), ((16, 8, 4), 2)])
+def test_ranks_that_are_moved_to_the_front_are_a_scatter(view: tuple[int, ...], dim: int) -> None:
+    scatter, x = found(lambda x: x.view(view).movedim(dim, 0).reshape(-1, 8), 8, 8, 8)
+    assert isinstance(scatter, Scatter)
+    assert (peel(scatter.source), scatter.dim) == (x, dim)
+    assert scatter.shape == (*view[:dim], prod(view[dim : dim + 2]), *view[dim + 2 :])
+
+
+@pytest.mark.parametrize("order", [(1, 2, 0, 3), (2, 0, 1, 3), (1, 0, 3, 2), (3, 0, 1, 2)])
+def test_other_permutes_are_only_what_they_are(order: tuple[int, ...]) -> None:
+    scatter, _ = found(lambda x: x.view(8, 4, 2, 8).permute(order).reshape(-1, 8), 8, 8, 8)
+    assert isinstance(scatter, Scatter) and scatter.dim == 0
 
 
 def test_a_tensor_itself_is_scattered_along_its_first_dimension() -> None:
