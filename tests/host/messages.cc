@@ -9,6 +9,7 @@ namespace mk::test {
 namespace {
 
 constexpr int kPoison = 0xee;
+constexpr u64 kAllBytes = 64 << 10;
 constexpr u64 kGuard = 64;  ///< bytes on each side of a message that must stay as they were
 
 /// A few numbers from a seed; a generator with a large state would cost more than the message.
@@ -21,6 +22,43 @@ struct Draws {
     return mixed ^ (mixed >> 31);
   }
 };
+
+/// What all messages are parts of: made once, since making bytes up would cost more than sending them.
+const std::vector<u64>& all_bytes() {
+  static const std::vector<u64> words = [] {
+    std::vector<u64> made(kAllBytes / sizeof(u64));
+    Draws draws{0};
+    for (u64& word : made) word = draws.next();
+    return made;
+  }();
+  return words;
+}
+
+/// Calls `take(offset in the message, bytes, how many)`. Where all_bytes() ends a message goes on at its beginning.
+template <class Take>
+void each_part(const Message& message, Take take) {
+  const auto* all = reinterpret_cast<const std::byte*>(all_bytes().data());
+  u64 at = message.key % kAllBytes;
+  for (u64 done = 0; done < message.bytes; at = 0) {
+    const u64 bytes = std::min(message.bytes - done, kAllBytes - at);
+    take(done, all + at, bytes);
+    done += bytes;
+  }
+}
+
+/// By words: the library's memcmp uses vector instructions that are slow where instructions are emulated.
+bool is_same(const std::byte* a, const std::byte* b, u64 bytes) {
+  constexpr u64 kWords = 4;
+  u64 difference = 0, i = 0;
+  for (; i + kWords * sizeof(u64) <= bytes; i += kWords * sizeof(u64)) {
+    u64 left[kWords], right[kWords];
+    std::memcpy(left, a + i, sizeof left);
+    std::memcpy(right, b + i, sizeof right);
+    for (u64 word = 0; word < kWords; ++word) difference |= left[word] ^ right[word];
+  }
+  for (; i < bytes; ++i) difference |= static_cast<u64>(a[i] ^ b[i]);
+  return difference == 0;
+}
 
 }  // namespace
 
@@ -42,27 +80,28 @@ Message message_of(const Plan& plan, u32 rank, u64 number) {
 u32 epoch_of(const Plan& plan, u64 number) { return static_cast<u32>((number / plan.slots + 1) * 1000 + number % 7); }
 
 void fill(std::byte* to, const Message& message) {
-  u64 state = message.key;
-  for (u64 i = 0; i < message.bytes; i += 8) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    std::memcpy(to + i, &state, std::min<u64>(8, message.bytes - i));
-  }
+  each_part(message, [&](u64 begin, const std::byte* part, u64 bytes) { std::memcpy(to + begin, part, bytes); });
 }
 
 void poison(std::byte* at, u64 bytes) { std::memset(at, kPoison, bytes); }
 
-/// A slot as it is without a message.
-Reader::Reader(const Plan& plan) : expected_(Layout(plan).slot_bytes, static_cast<std::byte>(kPoison)) {}
+Reader::Reader(const Plan& plan) : empty_(Layout(plan).slot_bytes, static_cast<std::byte>(kPoison)) {}
 
-/// Compared with a copy of what the whole slot has to be: memcmp is fast where instructions are emulated, too.
 bool Reader::take(std::byte* slot, const Message& message) {
-  fill(expected_.data() + message.destination, message);
-  const bool is_right = std::memcmp(slot, expected_.data(), expected_.size()) == 0;
-  poison(expected_.data() + message.destination, message.bytes);
+  constexpr u64 kWhole = 13;  // has no divisor in common with the number of slots: each has its turn
+  const bool looks_at_all = ++taken_ % kWhole == 0;
+  const u64 end = message.destination + message.bytes;
+  const u64 first = looks_at_all ? 0 : message.destination - kGuard;
+  const u64 last = looks_at_all ? empty_.size() : end + kGuard;
+  bool is_right = is_same(slot + first, empty_.data(), message.destination - first) &&
+                  is_same(slot + end, empty_.data(), last - end);
+  each_part(message, [&](u64 begin, const std::byte* part, u64 bytes) {
+    is_right = is_right && is_same(slot + message.destination + begin, part, bytes);
+  });
   if (is_right) {
     poison(slot + message.destination, message.bytes);
   } else {
-    poison(slot, expected_.size());
+    poison(slot, empty_.size());
   }
   return is_right;
 }

@@ -31,6 +31,7 @@ DEVICE, PORT, RANK, PEER = "rxe1", 1, 1, 0
 ACCESS = verbs.IBV_ACCESS_LOCAL_WRITE | verbs.IBV_ACCESS_REMOTE_WRITE | verbs.IBV_ACCESS_REMOTE_READ
 GROUP = 8  # messages of one credit
 LIMIT_S = 60.0
+NAP_S = 0.001
 DEPTH, RECEIVES = 64, 128
 MOST_PIECES = 3
 
@@ -288,6 +289,8 @@ class Rank:
         while self.sent < self.plan.messages or self.received < self.plan.messages:
             if self._send() | self._receive():
                 moved_s = time.monotonic()
+            else:
+                time.sleep(NAP_S)  # the only processor is the other rank's, too
             self.notifier.progress()
             assert time.monotonic() - moved_s < LIMIT_S, f"{self.sent} sent, {self.received} received, then nothing"
         for link in self.links:

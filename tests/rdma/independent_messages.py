@@ -6,8 +6,11 @@ import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 
 POISON, GUARD = 0xEE, 64
+ALL_BYTES = 64 << 10
 MASK = (1 << 64) - 1
 
 
@@ -54,7 +57,15 @@ class Plan:
         size = min(int(2.0**exponent + 0.5), self.max_bytes)
         room = self.max_bytes + 2 * GUARD - size
         source, destination = GUARD + next(draws) % room, GUARD + next(draws) % room
-        return Message(source=source, destination=destination, data=_contents(next(draws), size))
+        at = next(draws) % ALL_BYTES
+        return Message(source=source, destination=destination, data=self.contents[at : at + size])
+
+    @cached_property
+    def contents(self) -> bytes:
+        """What all messages are parts of."""
+        words = [*islice(_draws(0), ALL_BYTES // 8)]
+        once = struct.pack(f"<{len(words)}Q", *words)
+        return once + once[: self.max_bytes]
 
     def slot_with(self, message: Message) -> bytes:
         """A receiving slot when the message has come: poison all around."""
@@ -68,11 +79,3 @@ def _draws(state: int) -> Iterator[int]:
         mixed = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & MASK
         mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & MASK
         yield mixed ^ (mixed >> 31)
-
-
-def _contents(state: int, size: int) -> bytes:
-    words = []
-    for _ in range(0, size, 8):
-        state = (state * 6364136223846793005 + 1442695040888963407) & MASK
-        words.append(state)
-    return struct.pack(f"<{len(words)}Q", *words)[:size]

@@ -7,10 +7,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 #include "host/wait.h"
 
@@ -22,6 +24,7 @@ constexpr const char* kAddressOfRank0 = "10.78.0.1";
 constexpr u32 kFirstPort = 7000;
 constexpr time_t kLimitS = 60;             // of one word
 constexpr u64 kLimitToMeetNs = 200'000'000'000;  // one machine may have more tests before than the other
+constexpr std::chrono::milliseconds kBetweenTries{50};
 constexpr u32 kMostBytes = 1 << 20;
 
 [[noreturn]] void refuse(const char* call) { throw Failure(std::string(call) + ": " + std::strerror(errno)); }
@@ -57,6 +60,7 @@ int connect_to_other(const sockaddr_in& address) {
     descriptor = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (connect(descriptor, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return true;
     close(descriptor);
+    std::this_thread::sleep_for(kBetweenTries);
     return false;
   };
   const int status = host::wait_bounded(host::now_ns() + kLimitToMeetNs, connected, [] { return false; });

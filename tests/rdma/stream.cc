@@ -1,12 +1,12 @@
 #include "stream.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <random>
+#include <thread>
 
 #include "host/flags.h"
 
@@ -18,7 +18,10 @@ using namespace mk::host;
 
 constexpr u64 kLongestPauseNs = 300'000;
 constexpr u64 kLongestRetriesNs = 20'000'000'000;  ///< before the proxy's own limit: the network's report says more
-constexpr u32 kAtOnce = 8;  ///< messages of one direction before the other has its turn
+constexpr u32 kAtOnce = 32;  ///< messages of one direction before the other has its turn
+/// Not sched_yield(): a thread that yields and yields again takes its share of the only processor from those that work.
+constexpr std::chrono::milliseconds kNap{1};
+constexpr u64 kIdleSpinNs = 2'000'000;
 constexpr u32 kGroup = 8;   ///< messages that one credit stands for: packets are what costs in a virtual machine
 
 /// One side, and how far it is.
@@ -30,9 +33,11 @@ class Runner {
 
   /// True where something moved.
   bool step(u64 now) {
-    bool moved = false;
-    if (pauses(now, sending_from_ns_)) moved |= send_some();
-    if (pauses(now, receiving_from_ns_)) moved |= receive_some();
+    const bool sends = now >= sending_from_ns_ && send_some();
+    const bool receives = now >= receiving_from_ns_ && receive_some();
+    if (sends) rest(now, sending_from_ns_);
+    if (receives) rest(now, receiving_from_ns_);
+    const bool moved = sends || receives;
     if (moved) moved_ns_ = now;
     if (!moved && outcome_.failure.empty()) look_for_failure(now);
     return moved;
@@ -60,11 +65,9 @@ class Runner {
     const int status = party_.side->session->producer().push(command, now_ns() + plan_.limit_ns, ticket);
     if (status != 0) fail("push", status);
   }
-  /// May this direction go on? Sometimes it is given a pause.
-  bool pauses(u64 now, u64& from_ns) {
-    if (now < from_ns) return false;
-    if (plan_.delays && random_() % 64 == 0) from_ns = now + random_() % kLongestPauseNs;
-    return true;
+  /// Sometimes a direction that has moved rests.
+  void rest(u64 now, u64& from_ns) {
+    if (plan_.delays && random_() % 4 == 0) from_ns = now + random_() % kLongestPauseNs;
   }
   bool send_some();
   bool receive_some();
@@ -142,7 +145,7 @@ std::vector<Outcome> drive(const Plan& plan, std::span<const Party> parties, u64
       moved |= runner.step(now);
     }
     if (all_done) break;
-    if (!moved) sched_yield();
+    if (!moved) std::this_thread::sleep_for(kNap);
   }
   std::vector<Outcome> outcomes;
   for (const Runner& runner : runners) outcomes.push_back(runner.outcome());
@@ -153,7 +156,7 @@ ProxyOptions options_to_drive(const Plan& plan) {
   ProxyOptions options = options_for(plan);
   options.ring_capacity = 4 * plan.slots;
   options.max_outstanding = 4 * plan.slots;
-  options.idle_spin_ns = plan.limit_ns;
+  options.idle_spin_ns = kIdleSpinNs;
   options.timeout_ns = std::max(plan.limit_ns, kLongestRetriesNs);
   options.timeline_capacity = 0;
   return options;

@@ -98,12 +98,14 @@ boot() {
     echo "$config CHECKOUT=$checkout$variables" >"$io/config"
     # Always TCG: /dev/kvm can be there and still not work. nokaslr and mitigations=off shorten the boot. Emulated, "rep
     # movsb" moves byte by byte: without erms and fsrm nobody takes it for fast. With the HPET each look at the clock
-    # leaves the guest; tsc=reliable reads the host's. One processor needs no atomics and no kicks.
+    # leaves the guest; tsc=reliable reads the host's. One processor needs no atomics and no kicks. no_timer_check: on a
+    # busy host the boot would find that too few ticks had come and give up ("IO-APIC + timer doesn't work").
     timeout "$limit" qemu-system-x86_64 -accel tcg -machine pc,hpet=off -cpu max,-erms,-fsrm -smp 1 -m 2048 \
         -nodefaults -no-reboot -display none \
         -serial stdio -device isa-debug-exit,iobase=0xf4,iosize=0x01 \
         -kernel "$kernel/boot/vmlinuz-$release" -initrd "$work/initramfs.gz" \
-        -append "console=ttyS0 quiet panic=-1 mitigations=off nokaslr random.trust_cpu=on tsc=reliable clocksource=tsc" \
+        -append "console=ttyS0 quiet panic=-1 mitigations=off nokaslr no_timer_check random.trust_cpu=on tsc=reliable \
+clocksource=tsc" \
         -fsdev local,id=root,path=/,security_model=none,readonly=on,multidevs=remap \
         -device virtio-9p-pci,fsdev=root,mount_tag=hostroot \
         -fsdev local,id=io,path="$io",security_model=none -device virtio-9p-pci,fsdev=io,mount_tag=io \
