@@ -46,7 +46,8 @@ class FaultSlot:
     """Where the launches of one workspace report. `ranks`: the group's ranks as numbered in the whole job. Over several
     nodes those of this one, `rails` the rail peer on each, and `network_failure` says what has ended the proxy.
 
-    `failed` is set when a report is raised, and stays: the workspace is of no use any more.
+    `failed` is set when a report is raised, and stays: the workspace is of no use any more. `released`: the workspace
+    is gone, and a report waits to be raised.
     """
 
     index: int
@@ -55,6 +56,7 @@ class FaultSlot:
     rails: tuple[int, ...] = ()
     network_failure: Callable[[], MkcompileError | None] | None = None
     failed: bool = False
+    released: bool = False
 
 
 @dataclass(slots=True)
@@ -89,12 +91,19 @@ class FaultBoard:
         return slot
 
     def release(self, slot: FaultSlot) -> None:
-        """No launch that could still write the report is left."""
-        slot.network_failure = None
+        """No launch that could still write the report is left. One that was written since the last look is raised
+        before the slot is anybody else's.
+        """
         with self._lock:
-            ctypes.memset(slot.address, 0, _SLOT_BYTES)
-            del self._slots[slot.index]
-            self._watch()
+            if self._words[slot.index * _WORDS]:
+                slot.released = True
+            else:
+                self._free(slot)
+
+    def _free(self, slot: FaultSlot) -> None:
+        slot.network_failure = None
+        del self._slots[slot.index]
+        self._watch()
 
     def describe(self, identity: LaunchIdentity) -> None:
         """Remember what a launch is, so that an error can say it."""
@@ -111,16 +120,22 @@ class FaultBoard:
         """
         words = self._words
         for at in self._code_words:
-            if words[at]:
-                raise self._take(self._slots[at // _WORDS])
+            if words[at] and (error := self._take(at // _WORDS)) is not None:
+                raise error
 
-    def _take(self, slot: FaultSlot) -> MkcompileError:
-        """The error of a report, which is empty afterwards."""
-        report = abi.FaultReport.from_buffer_copy(ctypes.string_at(slot.address, ctypes.sizeof(abi.FaultReport)))
-        ctypes.memset(slot.address, 0, _SLOT_BYTES)
-        slot.failed = True
-        if report.code == abi.NETWORK_FAULT and slot.network_failure is not None:
-            failure = slot.network_failure()
+    def _take(self, index: int) -> MkcompileError | None:
+        """The error of a report, which is empty afterwards; None where another thread has just taken it."""
+        with self._lock:
+            slot = self._slots.get(index)
+            if slot is None or not self._words[index * _WORDS]:
+                return None
+            report = abi.FaultReport.from_buffer_copy(ctypes.string_at(slot.address, ctypes.sizeof(abi.FaultReport)))
+            ctypes.memset(slot.address, 0, _SLOT_BYTES)
+            slot.failed, network_failure = True, slot.network_failure
+            if slot.released:
+                self._free(slot)
+        if report.code == abi.NETWORK_FAULT and network_failure is not None:
+            failure = network_failure()
             if failure is not None:
                 return failure
         return error_of(report, slot.ranks, self._described, slot.rails)

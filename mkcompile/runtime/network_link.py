@@ -36,11 +36,11 @@ class NetworkLink:
     close: Callable[[], None]
 
     def failure(self) -> MkcompileError | None:
-        """What has ended the proxy, if anything has."""
+        """What has ended the proxy, if anything has; without its traceback, which would keep the proxy's memory."""
         try:
             self.check()
         except TransportError as error:
-            return error
+            return error.with_traceback(None)
         return None
 
 

@@ -114,6 +114,14 @@ class Workspace:
     link: NetworkLink | None = None
     captured: bool = False
 
+    def close_link(self) -> None:
+        """What a kernel has reported still says what ended the proxy, and not that it was closed."""
+        link, self.link = self.link, None
+        if link is not None:
+            failure = link.failure()
+            self.slot.network_failure = lambda: failure
+            link.close()
+
     def let_go(self) -> None:
         """Of the memory: operations that are not called any more may hold the workspace for long."""
         self.buffer, self.link = _NO_MEMORY, None
@@ -269,8 +277,7 @@ class GroupWorkspace:
             return
         # The ranks have come to the same call or the group has ended: what the device still does can end by itself.
         self.backing.settle()
-        if old.link is not None:
-            old.link.close()
+        old.close_link()
         self.board.release(old.slot)
         self._leaving = [one for one in (*self._leaving, old.results) if not one.let_go()]
         old.let_go()

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
 
 from mkcompile.config import settings
-from mkcompile.errors import TransportError, UnsupportedDeviceError, WorkspaceError
+from mkcompile.errors import MkcompileError, TransportError, UnsupportedDeviceError, WorkspaceError
 from mkcompile.plan.placement import Placement
 from mkcompile.runtime import abi
 from mkcompile.runtime.exchange import Exchange
@@ -193,11 +193,19 @@ class FakePlatform:
         shape = NetworkShape(node=0, nodes=layout.nodes, local=0, world=layout.world)
         table = NetworkTable(shape=shape, ring_control=1 << 30, ring_slots=1 << 31, capacity=1024)
 
+        is_closed = threading.Event()
+
         def check() -> None:
+            if is_closed.is_set():
+                raise MkcompileError("this proxy has been closed")
             if self.proxy_failure is not None:
                 raise self.proxy_failure
 
-        return NetworkLink(table=table, check=check, close=lambda: self.closed_links.append(layout.total_bytes))
+        def close() -> None:
+            is_closed.set()
+            self.closed_links.append(layout.total_bytes)
+
+        return NetworkLink(table=table, check=check, close=close)
 
     def backing(self, device: torch.device, group: str) -> FakeBacking:
         return self.backing_of_group

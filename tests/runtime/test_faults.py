@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch.distributed as dist
 
 import mkcompile
-from mkcompile.errors import LaunchMismatchError, WorkspaceError
+from mkcompile.errors import LaunchMismatchError, PeerTimeoutError, WorkspaceError
 from mkcompile.ops.registry import launcher as installed
 from mkcompile.ops.registry import set_launcher
 from mkcompile.runtime import abi
@@ -66,6 +67,32 @@ def test_check_raises_what_a_kernel_reported_without_another_call(
         mkcompile.check()
     finally:
         set_launcher(before)
+
+
+@pytest.mark.parametrize("how", ["it grows", "its group has ended"])
+def test_a_launch_that_fails_while_its_workspace_is_given_back_is_heard_of(
+    launcher: Launcher, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    ending, other = dist.new_group([0, 1]), dist.new_group([0, 1])
+    launcher(all_reduce(group=ending.group_name))
+    settle = platform.backing_of_group.settle
+
+    def wait_for_the_kernel() -> None:
+        settle()
+        platform.report(0, op=2, rank=0, peer=1, role=2, expected=9, seen=8, code=abi.PEER_TIMEOUT)
+
+    monkeypatch.setattr(platform.backing_of_group, "settle", wait_for_the_kernel)
+    if how == "it grows":
+        launcher(all_reduce(m=65536, group=ending.group_name))
+    else:
+        dist.destroy_process_group(ending)
+        launcher(all_reduce(group=other.group_name))
+    board = launcher._resources.board
+    assert board is not None and len(board._slots) == 2, "the report's place is nobody else's yet"
+    with pytest.raises(PeerTimeoutError, match="rank 1"):
+        launcher.check()
+    launcher.check()
+    assert len(board._slots) == 1
 
 
 def test_only_captured_launches_are_marked_as_such(

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from mkcompile.errors import (
     PeerLostError,
@@ -199,6 +200,27 @@ def test_a_proxy_that_stopped_says_why(nodes: tuple[Launcher, FakePlatform], kno
         launcher(all_reduce(world_of(platform)))
     platform.proxy_failure = None
     assert launcher(all_reduce(world_of(platform))) is not None, "a new workspace with a new link"
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_what_ended_a_proxy_is_known_after_its_group_has_ended(
+    nodes: tuple[Launcher, FakePlatform], monkeypatch: pytest.MonkeyPatch, knows: bool
+) -> None:
+    launcher, platform = nodes
+    world = world_of(platform)
+    ending, other = dist.new_group(list(range(world))), dist.new_group(list(range(world)))
+    launcher(replace(all_reduce(world), group=ending.group_name))
+
+    def wait_for_the_kernel() -> None:
+        platform.proxy_failure = PeerLostError(replace(report(), peer=1)) if knows else None
+        platform.report(0, op=2, rank=0, peer=1, role=abi.ROLES.index("network entry"), code=abi.NETWORK_FAULT)
+
+    monkeypatch.setattr(platform.backing_of_group, "settle", wait_for_the_kernel)
+    dist.destroy_process_group(ending)
+    launcher(replace(all_reduce(world), group=other.group_name))
+    assert len(platform.closed_links) == 1
+    with pytest.raises(PeerLostError if knows else ProxyUnavailableError):
+        launcher.check()
 
 
 def report() -> TransportReport:
