@@ -139,10 +139,36 @@ void sides_with_different_settings_do_not_connect() {
   CHECK_EQUAL(sides[0].session->connect(1, std::span(blob).first(10)).number, EPROTO);
 }
 
+/// What all these tests rely on. A byte inside, one beside, and one far away, which is seen by one of thirteen looks.
+void a_wrong_byte_is_found_wherever_it_is() {
+  const Plan plan;
+  const Message message{1000, 0, 30'000, 77};
+  std::vector<std::byte> slot(Layout(plan).slot_bytes);
+  poison(slot.data(), slot.size());
+  Reader reader(plan);
+  const auto looks = [&](u64 wrong_at) {
+    fill(slot.data() + message.destination, message);
+    slot[wrong_at] ^= std::byte{1};
+    return reader.take(slot.data(), message);
+  };
+  CHECK(!looks(message.destination) && !looks(message.destination + message.bytes - 1));
+  CHECK(!looks(message.destination - 1) && !looks(message.destination + message.bytes));
+  fill(slot.data() + message.destination, message);
+  CHECK(reader.take(slot.data(), message));
+  bool is_seen = false;
+  slot[slot.size() - 1] ^= std::byte{1};
+  for (int look = 0; look < 13 && !is_seen; ++look) {
+    fill(slot.data() + message.destination, message);
+    is_seen = !reader.take(slot.data(), message);
+  }
+  CHECK(is_seen);
+}
+
 }  // namespace
 
 std::vector<Test> emulated_tests() {
   return {
+      {"messages/a_wrong_byte_is_found_wherever_it_is", a_wrong_byte_is_found_wherever_it_is},
       {"emulated/every_byte_arrives_before_its_flag_in_order", every_byte_arrives_before_its_flag_in_order},
       {"emulated/every_byte_arrives_before_its_flag_with_delays", every_byte_arrives_before_its_flag_with_delays},
       {"emulated/every_byte_arrives_before_its_flag_out_of_order", every_byte_arrives_before_its_flag_out_of_order},

@@ -18,7 +18,7 @@ HAS_VERBS = Path("/usr/include/infiniband/efadv.h").is_file()
 
 
 def program(sanitizer: str) -> Path:
-    folder = ROOT / "build" / f"host-{sanitizer}"
+    folder = ROOT / "build" / f"host-{sanitizer.replace(',', '-')}"  # the linker takes a comma apart
     options = ("-DMK_TESTS=ON", f"-DMK_SANITIZE={sanitizer}", "-DCMAKE_BUILD_TYPE=None")
     build("--folder", str(folder), "--target", "mkproxy_tests", "--", *options)
     return folder / "mkproxy_tests"

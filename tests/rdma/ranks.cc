@@ -12,15 +12,9 @@ using namespace mk::host;
 namespace {
 
 constexpr u64 kUsual = 1000;
-constexpr u64 kNoticed = 30 * kSecond;  ///< the longest that a failure may take to be one
+constexpr u64 kNoticed = 30 * kSecond;  ///< as fault_of() has it
 
 }  // namespace
-
-std::string text_of(const Error& error) {
-  if (!error) return {};
-  return std::string(error.call) + " " + error.device + " peer " + std::to_string(error.peer) + ": " +
-         std::strerror(error.number) + " " + error.detail;
-}
 
 u64 many_messages() {
   const char* given = std::getenv("MK_RDMA_MESSAGES");
@@ -37,17 +31,11 @@ Plan plan_of(u64 messages) {
 }
 
 void open_two(const Plan& plan, ProxyOptions options, TransportKind kind, Sides& sides) {
-  options.transport = kind;
-  for (u32 rank = 0; rank < 2; ++rank) {
-    options.rank = rank;
-    std::snprintf(options.device, sizeof options.device, "rxe%u", rank);
-    CHECK_EQUAL(text_of(open_side(plan, options, sides[rank])), std::string());
-  }
+  open_on("rxe", plan, options, kind, sides);
 }
 
 void join_two(const Plan& plan, const ProxyOptions& common, TransportKind kind, Sides& sides) {
-  open_two(plan, common, kind, sides);
-  CHECK_EQUAL(text_of(connect_all(sides, 20 * kSecond)), std::string());
+  join_on("rxe", plan, common, kind, sides);
 }
 
 void join_one(const Plan& plan, ProxyOptions options, const Rank& who, Channel& channel, Side& side) {
@@ -65,16 +53,6 @@ void join_one(const Plan& plan, ProxyOptions options, const Rank& who, Channel& 
   CHECK_EQUAL(text_of(side.session->proxy().start()), std::string());
 }
 
-void check_outcomes(const Plan& plan, std::span<const Outcome> outcomes) {
-  std::string failures;  // of all: what one rank reports is often only what came of the other's
-  for (const Outcome& one : outcomes) failures += one.failure.empty() ? "" : "[" + one.failure + "] ";
-  CHECK_EQUAL(failures, std::string());
-  for (const Outcome& one : outcomes) {
-    CHECK_EQUAL(one.received, plan.messages);
-    CHECK_EQUAL(one.wrong, 0u);
-  }
-}
-
 void exchange(TransportKind kind, const Plan& plan, u32 lanes) {
   ProxyOptions options = options_to_drive(plan);
   options.lanes = lanes;
@@ -87,13 +65,6 @@ void exchange(TransportKind kind, const Plan& plan, const ProxyOptions& options)
   const Party parties[] = {{&sides[0], 0, 1}, {&sides[1], 1, 0}};
   check_outcomes(plan, drive(plan, parties));
   CHECK_EQUAL(text_of(close_all(sides, 5 * kSecond)), std::string());
-}
-
-Error fault_of(Side& side) {
-  Error error;
-  Proxy& proxy = side.session->proxy();
-  CHECK_EQUAL(wait_bounded(now_ns() + kNoticed, [&] { return proxy.fault(error); }, [] { return false; }), 0);
-  return error;
 }
 
 Error fault_when_sending(Side& side, u32 peer) {

@@ -2,11 +2,10 @@
 // messages are exchanged and checked: before it, in its midst, and afterwards by new proxies of the same process.
 #include <cerrno>
 #include <csignal>
-#include <cstddef>
 #include <cstdlib>
 
-#include "host/verbs/link.h"
 #include "stream.h"
+#include "verbs/wrong_key.h"
 #include "verbs_tests.h"
 
 namespace mk::test {
@@ -86,13 +85,7 @@ void a_wrong_key_is_refused(TransportKind kind) {
   exchange(kind, plan, 1);
   Sides sides;
   open_two(plan, options_for(plan), kind, sides);
-  for (u32 from = 0; from < 2; ++from) {
-    std::vector<u8> blob;
-    CHECK(!sides[from].session->endpoint(1 - from, blob));
-    if (from == 1) blob[blob.size() - sizeof(verbs::Endpoint) + offsetof(verbs::Endpoint, region_key) + 1] ^= 0x55;
-    CHECK_EQUAL(text_of(sides[1 - from].session->connect(from, blob)), std::string());
-  }
-  for (u32 rank = 0; rank < 2; ++rank) CHECK(!sides[rank].session->proxy().start());
+  join_with_a_wrong_key(sides);
   const Error error = fault_when_sending(sides[0], 1);
   CHECK_EQUAL(error.number, EACCES);
   check_blame(error, {"rdma write", "rxe0/1", 1});
@@ -149,7 +142,7 @@ void unordered_and_a_killed_process() { a_killed_process_is_a_lost_peer(kUnorder
 
 /// A change of the network, undone at the end.
 struct Changed {
-  Changed(const char* change, const char* undo) : undo(undo) { CHECK_EQUAL(std::system(change), 0); }
+  Changed(const char* change, const char* back) : undo(back) { CHECK_EQUAL(std::system(change), 0); }
   ~Changed() {
     if (std::system(undo) != 0) std::printf("  failed: %s\n", undo);
   }

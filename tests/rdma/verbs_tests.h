@@ -1,12 +1,10 @@
 #pragma once
 // Ranks over real ibverbs. In one machine rank 0 is on rxe0 and rank 1 on rxe1, and what they exchange goes over the
 // cable between these; of two machines each has a rank, on rxe2.
-#include "exchange.h"
 #include "processes.h"
+#include "two_ranks.h"
 
 namespace mk::test {
-
-inline constexpr u64 kSecond = 1'000'000'000;
 
 std::vector<Test> exchange_tests();
 std::vector<Test> fault_tests();
@@ -26,22 +24,17 @@ struct Rank {
 };
 void join_one(const Plan& plan, ProxyOptions options, const Rank& who, Channel& channel, Side& side);
 
-std::string text_of(const host::Error& error);
-
 /// $MK_RDMA_MESSAGES is the length of the long runs, each way.
 u64 many_messages();
 /// A tenth: what all faults of a transport have together, and each run between two machines.
 u64 some_messages();
 Plan plan_of(u64 messages);
-void check_outcomes(const Plan& plan, std::span<const Outcome> outcomes);
 /// All of a plan between two new ranks of this process; `options` are from options_to_drive().
 void exchange(TransportKind kind, const Plan& plan, const ProxyOptions& options);
 void exchange(TransportKind kind, const Plan& plan, u32 lanes);
 
-/// The first failure of a proxy, awaited.
-host::Error fault_of(Side& side);
-/// The same of one that goes on sending: who has nothing on its way does not learn that its peer is gone, and a peer's
-/// NIC may still take what comes over some of its connections.
+/// fault_of() of one that goes on sending: who has nothing on its way does not learn that its peer is gone, and a
+/// peer's NIC may still take what comes over some of its connections.
 host::Error fault_when_sending(Side& side, u32 peer);
 /// What a failure must name.
 struct Blame {

@@ -1,9 +1,5 @@
 #include "pair.h"
 
-#include <cstring>
-
-#include "host/wait.h"
-
 namespace mk::test {
 
 using namespace mk::host;
@@ -32,42 +28,21 @@ Plan short_plan() {
 }
 
 void open_pair(const Plan& plan, ProxyOptions common, TransportKind kind, Sides& sides) {
-  common.transport = kind;
-  for (u32 rank = 0; rank < 2; ++rank) {
-    common.rank = rank;
-    std::snprintf(common.device, sizeof common.device, "nic%u", rank);
-    CHECK_EQUAL(text_of(open_side(plan, common, sides[rank])), std::string());
-  }
+  open_on("nic", plan, common, kind, sides);
 }
 
 void join_pair(const Plan& plan, const ProxyOptions& common, TransportKind kind, Sides& sides) {
-  open_pair(plan, common, kind, sides);
-  CHECK_EQUAL(text_of(connect_all(sides, 5 * kSecond)), std::string());
+  join_on("nic", plan, common, kind, sides);
 }
 
 void exchange(const Plan& plan, Sides& sides) {
   const PairOutcome outcome = run_pair(plan, sides);
-  for (const Outcome* one : {&outcome.first, &outcome.second}) {
-    CHECK_EQUAL(one->failure, std::string());
-    CHECK_EQUAL(one->received, plan.messages);
-    CHECK_EQUAL(one->wrong, 0u);
-  }
+  const Outcome both[] = {outcome.first, outcome.second};
+  check_outcomes(plan, both);
   CHECK_EQUAL(text_of(close_all(sides, 5 * kSecond)), std::string());
 }
 
 void check_nothing_is_left() { CHECK_EQUAL(standin::num_open(), 0u); }
-
-std::string text_of(const Error& error) {
-  if (!error) return {};
-  return std::string(error.call) + " " + error.device + ": " + std::strerror(error.number) + " " + error.detail;
-}
-
-Error fault_of(Side& side) {
-  Error error;
-  Proxy& proxy = side.session->proxy();
-  CHECK_EQUAL(wait_bounded(now_ns() + 10 * kSecond, [&] { return proxy.fault(error); }, [] { return false; }), 0);
-  return error;
-}
 
 int push(Side& side, u32 peer, u64 bytes, u32 chunk, u32 epoch) {
   u64 ticket = 0;

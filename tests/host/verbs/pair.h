@@ -1,11 +1,9 @@
 #pragma once
 // Two ranks in one process, each with a NIC of the stand-in of its own: "nic0" and "nic1".
-#include "exchange.h"
 #include "standin/standin.h"
+#include "two_ranks.h"
 
 namespace mk::test {
-
-inline constexpr u64 kSecond = 1'000'000'000;
 
 /// Both NICs are as `like`.
 void plug_in(const standin::Device& like = {});
@@ -21,9 +19,6 @@ void exchange(const Plan& plan, Sides& sides);
 /// What both ranks give back is everything.
 void check_nothing_is_left();
 
-std::string text_of(const host::Error& error);
-/// The first failure of a rank's proxy, awaited.
-host::Error fault_of(Side& side);
 int push(Side& side, u32 peer, u64 bytes, u32 chunk, u32 epoch = 1);
 host::Registration registration_of(Side& side);
 bool counts(Side& side);

@@ -2,11 +2,10 @@
 #include <infiniband/verbs.h>
 
 #include <cerrno>
-#include <cstddef>
 
-#include "host/verbs/link.h"
 #include "host/wait.h"
 #include "pair.h"
+#include "wrong_key.h"
 
 namespace mk::test {
 
@@ -188,13 +187,7 @@ void a_wrong_key_is_a_fault() {
     plug_in();
     Sides sides;
     open_pair(short_plan(), options_for(short_plan()), kind, sides);
-    for (u32 from = 0; from < 2; ++from) {
-      std::vector<u8> blob;
-      CHECK(!sides[from].session->endpoint(1 - from, blob));
-      if (from == 1) blob[blob.size() - sizeof(verbs::Endpoint) + offsetof(verbs::Endpoint, region_key) + 1] ^= 0x55;
-      CHECK_EQUAL(text_of(sides[1 - from].session->connect(from, blob)), std::string());
-    }
-    for (u32 rank = 0; rank < 2; ++rank) CHECK(!sides[rank].session->proxy().start());
+    join_with_a_wrong_key(sides);
     CHECK_EQUAL(push(sides[0], 1, 4096, 0), 0);
     check_fault(sides[0], EACCES, "rdma write");
   }
