@@ -35,7 +35,7 @@ _Key = tuple[str, torch.device]
 
 @dataclass(slots=True)
 class Resources:
-    """Of one process. `on_end` is told of a group that has ended, when the next one is looked up, whichever that is.
+    """Of one process. `on_end` is told of a group that has ended, when the next new one is looked up.
 
     The one lock guards what is here and is never held while other ranks are waited for: another thread may be deciding
     for another group, whose ranks may have come in another order.
@@ -85,9 +85,9 @@ class Resources:
 
         Raises: PeerTimeoutError for ranks that do not come.
         """
-        self._end_groups()
         found = self.groups.get((name, device))
-        if found is None:
+        if found is None or not _lives(name, found):
+            self._end_groups()  # waits for the device: only where ranks meet anyway
             found = self._meet(name, find(name), device)
             with self._lock:
                 self.groups[name, device] = found

@@ -176,23 +176,27 @@ def test_a_graph_keeps_the_memory_of_a_group_that_ended(platform: FakePlatform, 
     assert len(launcher._resources.ended) == 1 and platform.backing_of_group.settled == 0
 
 
-def test_a_group_that_is_gone_is_closed_when_any_other_is_looked_up(
+def test_a_group_that_is_gone_is_closed_when_the_next_new_one_is_met(
     platform: FakePlatform, fake_driver: FakeDriver
 ) -> None:
     with lone_group():
-        launcher, first, second = Launcher(platform), dist.new_group([0, 1]), dist.new_group([0, 1])
+        launcher, backing = Launcher(platform), platform.backing_of_group
+        first, second, third = (dist.new_group([0, 1]) for _ in range(3))
+        launcher(all_reduce())
         launcher(all_reduce(group=first.group_name))
         dist.destroy_process_group(first)
+        launcher(all_reduce(m=64))
+        assert backing.settled == 0, "a new call of a known group waits for nobody"
         platform.fake_streams.capturing = 5
         with pytest.raises(WorkspaceError, match="warm up first"):
             launcher(all_reduce(group=second.group_name))
-        assert platform.backing_of_group.settled == 0, "a capture can't wait for the device"
+        assert backing.settled == 0, "a capture can't wait for the device"
         platform.fake_streams.capturing = 0
-        launcher(all_reduce(m=64, group=second.group_name))
-        assert platform.backing_of_group.settled == 1 and len(platform.backing_of_group.held) == 1
-        assert launcher.held_bytes() == platform.backing_of_group.allocated_bytes[-1]
-        (left,) = launcher._resources.groups.values()
-        assert all(one.group is left for one in launcher._operations.values())  # type: ignore[union-attr]
+        launcher(all_reduce(group=third.group_name))
+        assert backing.settled == 1 and len(backing.held) == 2
+        assert launcher.held_bytes() == 2 * backing.allocated_bytes[-1]
+        left = launcher._resources.groups.values()
+        assert len(left) == 3 and all(one.group in left for one in launcher._operations.values())  # type: ignore[union-attr]
 
 
 def test_ranks_that_launch_nothing_are_not_waited_for(

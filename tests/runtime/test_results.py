@@ -253,7 +253,8 @@ def test_results_of_a_group_that_ended_stay_while_they_are_read(
         launcher(planned(plan_key="key"))
         assert read is not None and len(held) == 2
         del read
-        launcher(planned(plan_key="key", m=64))
+    with lone_group():
+        launcher(planned(plan_key="key"))
         assert len(held) == 1
 
 
