@@ -263,9 +263,7 @@ class GroupWorkspace:
         ended = self.exchange.gather(f"{step}: launches before it have ended", "captured" if old.captured else "")
         if any(ended):
             return False
-        if old.link is not None:
-            old.link.close()
-            old.link = None
+        old.close_link()
         old.buffer.unmap()
         self.exchange.gather(f"{step}: the one before it is unmapped", "")
         self._kept.remove(old)

@@ -169,9 +169,7 @@ def test_what_a_rank_that_does_not_come_may_use_is_kept(
 ) -> None:
     def absent(step: str, value: str) -> str:
         if step.endswith("ended"):
-            raise PeerTimeoutError(
-                WaitReport(operator=step, rank=0, peer=1, role="", tile=-1, expected=1, seen=0, waited_s=1)
-            )
+            raise missing(step)
         return value
 
     with pytest.raises(PeerTimeoutError):
@@ -223,5 +221,28 @@ def test_what_ended_a_proxy_is_known_after_its_group_has_ended(
         launcher.check()
 
 
+@pytest.mark.parametrize("knows", [True, False])
+def test_what_ended_a_proxy_is_known_where_a_rank_does_not_come_to_unmap(
+    nodes: tuple[Launcher, FakePlatform], monkeypatch: pytest.MonkeyPatch, knows: bool
+) -> None:
+    launcher, platform = nodes
+
+    def absent(step: str, value: str) -> str:
+        if step.endswith("unmapped"):
+            platform.report(0, op=2, rank=0, peer=1, role=abi.ROLES.index("network entry"), code=abi.NETWORK_FAULT)
+            raise missing(step)
+        platform.proxy_failure = PeerLostError(replace(report(), peer=1)) if knows else None
+        return value
+
+    with pytest.raises(PeerTimeoutError):
+        grown(nodes, monkeypatch, absent)
+    with pytest.raises(PeerLostError if knows else ProxyUnavailableError):
+        launcher.check()
+
+
 def report() -> TransportReport:
     return TransportReport(call="ibv_open_device", device="mlx5_0", peer=-1, errno=19, detail="")
+
+
+def missing(step: str) -> PeerTimeoutError:
+    return PeerTimeoutError(WaitReport(operator=step, rank=0, peer=1, role="", tile=-1, expected=1, seen=0, waited_s=1))
