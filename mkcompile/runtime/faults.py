@@ -92,9 +92,11 @@ class FaultBoard:
 
     def release(self, slot: FaultSlot) -> None:
         """No launch that could still write the report is left. One that was written since the last look is raised
-        before the slot is anybody else's.
+        before the slot is anybody else's. Idempotent.
         """
         with self._lock:
+            if self._slots.get(slot.index) is not slot:
+                return
             if self._words[slot.index * _WORDS]:
                 slot.released = True
             else:

@@ -130,16 +130,17 @@ class Resources:
         """Close those whose process group is gone: no collective, since their other ranks may not come any more."""
         with self._lock:
             gone = [key for key, one in self.groups.items() if not _lives(key[0], one)]
-            new = [self.groups.pop(key) for key in gone]
-            closing, self.ended = self.ended + new, []
-        for one in new:
-            self.on_end(one)
-        if closing and not self.platform.is_capturing():  # which can't wait for the device
+            closing, self.ended = self.ended + [self.groups.pop(key) for key in gone], []
+        try:
             for one in closing:
-                one.workspace.close()
-                one.area.close()
-        with self._lock:
-            self.ended += [one for one in closing if one.held_bytes]
+                self.on_end(one)
+            if not self.platform.is_capturing():  # which can't wait for the device
+                for one in closing:
+                    one.workspace.close()
+                    one.area.close()
+        finally:  # an error, or a user who stops the wait: the rest is closed at the next look-up
+            with self._lock:
+                self.ended += [one for one in closing if one.held_bytes]
 
     def _fault_board(self, device: torch.device) -> FaultBoard:
         with self._lock:

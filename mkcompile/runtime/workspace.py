@@ -197,11 +197,17 @@ class GroupWorkspace:
         return self.exchange.world_size // self.nodes
 
     def close(self) -> None:
-        """The group is gone: give everything back but what captured graphs may use, or somebody reads. Idempotent."""
+        """The group is gone: give everything back but what captured graphs may use, or somebody reads. Idempotent, and
+        goes on where an error has ended it.
+        """
         with self.chain.lock:
             old, self.current = self.current, None
-        if old is not None:
-            self._retire(old)
+        try:
+            if old is not None:
+                self._retire(old)
+                old = None
+        finally:
+            self.current = old
         self._leaving = [one for one in self._leaving if not one.let_go()]
 
     def peers(self, workspace: Workspace) -> PeerTable:

@@ -199,6 +199,29 @@ def test_a_group_that_is_gone_is_closed_when_the_next_new_one_is_met(
         assert len(left) == 3 and all(one.group in left for one in launcher._operations.values())  # type: ignore[union-attr]
 
 
+def test_a_group_whose_end_was_interrupted_is_closed_at_the_next_one(
+    platform: FakePlatform, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with lone_group():
+        launcher, backing = Launcher(platform), platform.backing_of_group
+        first, second, third = (dist.new_group([0, 1]) for _ in range(3))
+        for group in (first, second):
+            launcher(all_reduce(group=group.group_name))
+        for group in (first, second):
+            dist.destroy_process_group(group)
+        with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
+            during.setattr(backing, "settle", interrupt)
+            launcher(all_reduce(group=third.group_name))
+        assert launcher.held_bytes() == sum(backing.allocated_bytes[:2]), "both are remembered"
+        launcher(all_reduce(group=third.group_name))
+        board = launcher._resources.board
+        assert launcher.held_bytes() == backing.allocated_bytes[2] and len(backing.held) == 1
+        assert not launcher._resources.ended and board is not None and len(board._slots) == 1
+
+
 def test_ranks_that_launch_nothing_are_not_waited_for(
     platform: FakePlatform, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
