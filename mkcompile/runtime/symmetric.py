@@ -128,7 +128,7 @@ def make_buffer(
         memory = backing.allocate(size_bytes, zeroed_bytes)
     except WorkspaceError as error:
         failure = str(error)
-    _all_succeeded(exchange, WorkspaceError, exchange.gather(f"{step}: allocated", failure))
+    all_succeeded(exchange, WorkspaceError, exchange.gather(f"{step}: allocated", failure))
     buffer = None
     with _in_turn(exchange, backing.handshakes, step):
         try:
@@ -136,7 +136,7 @@ def make_buffer(
             failure = _unmapped(exchange, buffer, reached or range(exchange.world_size))
         except UnsupportedDeviceError as error:
             failure = str(error)
-    _all_succeeded(exchange, UnsupportedDeviceError, exchange.gather(f"{step}: connected", failure))
+    all_succeeded(exchange, UnsupportedDeviceError, exchange.gather(f"{step}: connected", failure))
     assert buffer is not None
     return buffer
 
@@ -155,16 +155,17 @@ def _in_turn(exchange: Exchange, lock: threading.Lock | None, step: str) -> Iter
                 is_held = lock.acquire(timeout=exchange.timeout_s)
             failure = "" if is_held or rank != exchange.rank else "the handshake of another group does not end"
             said = exchange.gather(f"{step}: turn of rank {exchange.ranks[rank]}", failure)
-            _all_succeeded(exchange, WorkspaceError, said)
+            all_succeeded(exchange, WorkspaceError, said)
         yield
     finally:
         if lock is not None and is_held:
             lock.release()
 
 
-def _all_succeeded(
+def all_succeeded(
     exchange: Exchange, error: type[WorkspaceError | UnsupportedDeviceError], failures: tuple[str, ...]
 ) -> None:
+    """Raises: `error`, which says what each rank's failure is, where one has any."""
     failed = [f"rank {exchange.ranks[rank]}: {text}" for rank, text in enumerate(failures) if text]
     if failed:
         raise error("symmetric memory: " + "; ".join(failed))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from mkcompile.errors import WorkspaceError
@@ -19,7 +20,7 @@ from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.network_layout import wanted_region_bytes
 from mkcompile.runtime.network_link import GroupNetwork, NetworkLink
 from mkcompile.runtime.results import Results
-from mkcompile.runtime.symmetric import Backing, SymmetricBuffer, make_buffer
+from mkcompile.runtime.symmetric import Backing, SymmetricBuffer, all_succeeded, make_buffer
 from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule
 from mkcompile.runtime.workspace_layout import MAILBOX_BYTES, MAILBOX_SHARE, WorkspaceLayout
 
@@ -244,9 +245,11 @@ class GroupWorkspace:
     def _replace(self, layout: WorkspaceLayout) -> None:
         step = f"workspace of {layout.total_bytes >> 20} MiB"
         members = self._members()
-        buffer = make_buffer(self.exchange, self.backing, step, layout.total_bytes, layout.region_offset, members)
-        link = None if self.network is None else self.network.open(self.exchange, buffer, layout)
-        slot = self.board.claim(self._numbers(members), self._rails())
+        with ExitStack() as undo:
+            slot = self._claim(undo, step, members)
+            buffer = make_buffer(self.exchange, self.backing, step, layout.total_bytes, layout.region_offset, members)
+            link = None if self.network is None else self.network.open(self.exchange, buffer, layout)
+            undo.pop_all()
         slot.network_failure = None if link is None else link.failure
         results = Results(self.exchange, self.backing, self.chain, self.cap_bytes - layout.total_bytes)
         new = Workspace(layout=layout, buffer=buffer, slot=slot, results=results, link=link)
@@ -255,6 +258,21 @@ class GroupWorkspace:
         if old is not None and self._is_done_with(old, step):
             self._retire(old)
         _LOG.info("group of ranks %s: %s", self.exchange.ranks, step)
+
+    def _claim(self, undo: ExitStack, step: str, members: tuple[int, ...]) -> FaultSlot:
+        """Where the launches will report; `undo` gives it back. Collective.
+
+        Raises: WorkspaceError where one rank has no place left.
+        """
+        slot, failure = None, ""
+        try:
+            slot = self.board.claim(self._numbers(members), self._rails())
+            undo.callback(self.board.release, slot)
+        except WorkspaceError as error:
+            failure = str(error)
+        all_succeeded(self.exchange, WorkspaceError, self.exchange.gather(f"{step}: a place for reports", failure))
+        assert slot is not None
+        return slot
 
     def _is_done_with(self, old: Workspace, step: str) -> bool:
         """Over nodes: collective. Whether no rank uses the workspace any more or maps it, so that all can free theirs.

@@ -12,6 +12,7 @@ from mkcompile.ops.registry import set_launcher
 from mkcompile.runtime import abi
 from mkcompile.runtime.agree import Agreement
 from mkcompile.runtime.dispatch import Dispatch
+from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.faults import error_of
 from mkcompile.runtime.identity import LaunchIdentity
 from mkcompile.runtime.launcher import Launcher
@@ -93,6 +94,27 @@ def test_a_launch_that_fails_while_its_workspace_is_given_back_is_heard_of(
         launcher.check()
     launcher.check()
     assert len(board._slots) == 1
+
+
+def test_a_rank_without_room_for_reports_is_heard_of_by_all(
+    launcher: Launcher, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher(all_reduce())
+    board = launcher._resources.board
+    assert board is not None
+    steps: list[str] = []
+
+    def gather(exchange: Exchange, step: str, value: str) -> tuple[str, str]:
+        steps.append(step.rpartition(": ")[2])
+        return value, ""
+
+    monkeypatch.setattr(Exchange, "gather", gather)
+    others = [board.claim((0, 1)) for _ in range(15)]
+    with pytest.raises(WorkspaceError, match="rank 0: 16 workspaces are in use"):
+        launcher(all_reduce(m=65536))
+    assert steps == ["a place for reports"], "before any rank makes memory"
+    board.release(others[0])
+    launcher(all_reduce(m=65536))
 
 
 def test_only_captured_launches_are_marked_as_such(

@@ -16,6 +16,7 @@ from mkcompile.errors import (
     TransportError,
     TransportReport,
     WaitReport,
+    WorkspaceError,
 )
 from mkcompile.ops.all_gather_gemm import FORM_INPUT, AllGatherGemm
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
@@ -124,6 +125,22 @@ def test_a_workspace_that_grows_gets_a_link_of_its_own(nodes: tuple[Launcher, Fa
     launcher(all_reduce(world_of(platform), m=65536))
     assert platform.backing_of_group.allocated_bytes[-1] > before
     assert platform.closed_links[-1] == before
+
+
+@pytest.mark.parametrize("lacks", ["memory", "network"])
+def test_a_workspace_that_can_not_be_made_gives_its_place_for_reports_back(
+    nodes: tuple[Launcher, FakePlatform], lacks: str
+) -> None:
+    launcher, platform = nodes
+    launcher(all_reduce(world_of(platform)))
+    if lacks == "memory":
+        platform.backing_of_group.allocation_failure = "none left"
+    else:
+        platform.link_failure = TransportError(report())
+    with pytest.raises((WorkspaceError, TransportError)):
+        launcher(all_reduce(world_of(platform), m=65536))
+    board = launcher._resources.board
+    assert board is not None and len(board._slots) == 1
 
 
 def grown(
