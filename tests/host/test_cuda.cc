@@ -2,6 +2,7 @@
 #include <cerrno>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "cuda_driver.h"
 #include "exchange.h"
@@ -281,14 +282,20 @@ void memory_is_exported_with_its_whole_allocation() {
   CHECK(engine->export_memory(4096, 64, descriptor, offset));
 }
 
+thread_local void* current = nullptr;
+
 /// The driver's calls need a context, which each thread has of its own.
 Driver strict_driver() {
   static const Driver plain = cuda_driver();
-  static thread_local void* current = nullptr;
   constexpr int kInvalidContext = 201;
   Driver driver = plain;
   driver.set_current = [](void* context) {
     current = context;
+    return 0;
+  };
+  driver.push = driver.set_current;  // the threads here have none before
+  driver.pop = [](void** context) {
+    *context = std::exchange(current, nullptr);
     return 0;
   };
   driver.copy = [](u64 to, u64 from, std::size_t bytes, void* stream) {
@@ -318,6 +325,7 @@ void every_thread_has_the_devices_context() {
     i32 status = 0;
     for (int looks = 0; status == 0 && looks < 100; ++looks) status = copies.finished(copies.context, 0);
     seen.push_back(status);
+    CHECK(current == nullptr);  // who only asks keeps what it had
   };
   for (int round = 0; round < 2; ++round) {
     on_a_thread([&] { seen.push_back(copies.start(copies.context, &to, &from, sizeof to, 0)); });

@@ -20,6 +20,9 @@ constexpr int kCurrentContext = 0;      // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGE
 constexpr Result kInvalidValue = 1, kOutOfMemory = 2, kIllegalAddress = 700, kNotSupported = 801;
 constexpr int kToOwner = 100;           // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER
 
+/// The engine, by number, whose context this thread has taken for good.
+thread_local u64 entered = 0;
+
 /// The device's context on a thread that has another one, and gets it back.
 class Inside {
  public:
@@ -160,10 +163,9 @@ i32 Engine::failed(Result result) noexcept {
   }
 }
 
-/// Each thread takes the device's context once: a proxy that comes after another has a thread of its own. (Not told
-/// apart by their ids, which are used again.)
+/// Each proxy's thread takes the device's context once: a proxy that comes after another has a thread of its own. (Not
+/// told apart by their ids, which are used again.)
 i32 Engine::enter() noexcept {
-  static thread_local u64 entered = 0;
   if (entered == number_) return 0;
   const i32 status = failed(driver_.set_current(context_));
   if (status == 0) entered = number_;
@@ -213,8 +215,14 @@ i32 Engine::start(void* destination, const void* source, u64 bytes, u64 token) n
   return held_.bytes >= kMergedBytes ? issue() : 0;
 }
 
+/// Asked by whoever closes a proxy, too: that thread is the user's and keeps the device that it has.
 i32 Engine::finished(u64 token) noexcept {
-  if (const i32 status = enter()) return status;
+  if (entered == number_) return look_for(token);
+  const Inside inside(driver_, context_);
+  return inside.result() == kSuccess ? look_for(token) : failed(inside.result());
+}
+
+i32 Engine::look_for(u64 token) noexcept {
   const u64 number = numbers_[token % kTokens];
   if (number <= done_) return 1;
   while (num_marks_ != 0 && number > done_) {

@@ -63,6 +63,7 @@ class Engine {
   i32 enter() noexcept;
   i32 start(void* destination, const void* source, u64 bytes, u64 token) noexcept;
   i32 finished(u64 token) noexcept;
+  i32 look_for(u64 token) noexcept;
   i32 issue() noexcept;
   i32 mark() noexcept;
   i32 end_round() noexcept;

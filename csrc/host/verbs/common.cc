@@ -189,7 +189,8 @@ bool Common::has_lost_one(Error& error) noexcept {
   const u32 peer = looked_at_ / links_per_peer_;
   if (peer == setup_.rank || words_.load(HostWords::goodbye_offset(looked_at_)) != kFailed) return false;
   has_failed_ = true;
-  error = fail({"poll", device(), static_cast<i32>(peer)}, ECONNRESET, "the peer's proxy has failed");
+  error = fail({"poll", device(), static_cast<i32>(peer)}, ECONNRESET,
+               "the peer's proxy has failed; its own error says why");
   return true;
 }
 
