@@ -146,7 +146,7 @@ def mkernel(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
     Raises: OptionError; AbsentRankError for a rank of one of the graph's groups that never enters.
     """
     options, theirs = split_options(kwargs.get("options"))
-    groups = groups_of(gm)
+    groups = groups_of(gm, required=options.fuse != "never")
     enter(options.topology, groups)  # a wrong name is an error here, and not in the middle of a pass
     patches = with_joint_pass(inductor_patches(theirs, kwargs.get("mode")), options)
     compiled: Callable[..., Any] = compile_fx(

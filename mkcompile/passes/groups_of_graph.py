@@ -24,24 +24,26 @@ _GROUP = ("group_name", "group")
 _OF_GRAPH = "torch.compile"
 
 
-def groups_of(graph: fx.GraphModule) -> list[str]:
+def groups_of(graph: fx.GraphModule, required: bool = True) -> list[str]:
     """Names of groups of several ranks, in order; those of the bodies of higher-order operators are among them.
 
-    Raises: GroupError where a collective names a group that this rank does not have.
+    Raises: GroupError where a collective names a group that this rank does not have, unless they aren't `required`.
     """
     if not dist.is_initialized():
         return []
     bodies = [one for one in graph.modules() if isinstance(one, fx.GraphModule)]
-    names = {name for body in bodies for node in body.graph.nodes for name in _names(node)}
+    names = {name for body in bodies for node in body.graph.nodes for name in _names(node, required)}
     return sorted(name for name in names if _size(name) > 1)
 
 
-def _names(node: fx.Node) -> Iterator[str]:
+def _names(node: fx.Node, required: bool) -> Iterator[str]:
     schema = _schema(node)
     if schema is not None and schema.name.split("::")[0] in _COLLECTIVES:
         positions = [i for i, one in enumerate(schema.arguments) if one.name in _GROUP]
         named = [argument(node, i, schema.arguments[i].name) for i in positions]
-        yield from (resolve(_OF_GRAPH, name).group_name for name in named if isinstance(name, str))
+        for name in named:
+            if isinstance(name, str):
+                yield resolve(_OF_GRAPH, name).group_name if required else name
     for value in tree_leaves(node.meta.get("example_value")):
         if isinstance(value, DTensor):
             yield from (group.group_name for group in _mesh_of(value).get_all_groups())

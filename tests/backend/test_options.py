@@ -197,6 +197,8 @@ def test_a_group_that_is_not_there_is_named(fake_world: int) -> None:
         torch._dynamo.exc.BackendCompilerFailed, match=r"GroupError: .*named '77' on this rank, which has 0"
     ):
         compile_and_run(function, backend="mkernel")
+    with pytest.raises(RuntimeError, match="Could not resolve the process group"):  # torch's own, where we do nothing
+        compile_and_run(function, backend="mkernel", options={"mkernel.fuse": "never"})
 
 
 def test_inductor_options_and_modes_reach_inductor(fake_world: int, seen: list[Any]) -> None:
