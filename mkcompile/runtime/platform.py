@@ -58,7 +58,11 @@ class Platform(Protocol):
 
 
 class CudaPlatform:
-    """CUDA devices."""
+    """CUDA devices.
+
+    Torch's handshakes are numbered by the process; each platform has a lock for them, so one is used at a time: the
+    launcher's, or that of measurements.
+    """
 
     device_type = "cuda"
 

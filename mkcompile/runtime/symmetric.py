@@ -144,7 +144,8 @@ def make_buffer(
 @contextmanager
 def _in_turn(exchange: Exchange, lock: threading.Lock | None, step: str) -> Iterator[None]:
     """The lock of every rank's process, taken one after the other as the job numbers the ranks: two groups that come
-    at once in different order never wait for each other.
+    at once in different order never wait for each other. The wait for a lock is half as long as the others' wait for
+    this rank, so that they hear of it and do not take the rank for absent.
 
     Raises: PeerTimeoutError; WorkspaceError, on all ranks, where one can't get its lock in time.
     """
@@ -152,7 +153,7 @@ def _in_turn(exchange: Exchange, lock: threading.Lock | None, step: str) -> Iter
     try:
         for rank in sorted(range(exchange.world_size), key=exchange.ranks.__getitem__) if lock is not None else ():
             if lock is not None and rank == exchange.rank:
-                is_held = lock.acquire(timeout=exchange.timeout_s)
+                is_held = lock.acquire(timeout=exchange.timeout_s / 2)
             failure = "" if is_held or rank != exchange.rank else "the handshake of another group does not end"
             said = exchange.gather(f"{step}: turn of rank {exchange.ranks[rank]}", failure)
             all_succeeded(exchange, WorkspaceError, said)

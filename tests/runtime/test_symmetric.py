@@ -56,6 +56,26 @@ def test_a_rank_whose_lock_is_not_free_in_time_is_heard_of_by_all(busy: int) -> 
     assert group.lock.locked() == (busy == 5), "its holder's"
 
 
+class BusyLock:
+    """Of another group that is in its handshake."""
+
+    waited_s = 0.0
+
+    def acquire(self, timeout: float) -> bool:
+        self.waited_s = timeout
+        return False
+
+    def locked(self) -> bool:
+        return True
+
+
+def test_a_lock_is_waited_for_for_less_time_than_the_other_ranks_wait_for_its_rank() -> None:
+    lock = BusyLock()
+    with pytest.raises(WorkspaceError, match="rank 5: the handshake of another group does not end"):
+        made(Three(timeout_s=8.0, lock=cast(threading.Lock, lock)))
+    assert lock.waited_s == 4.0
+
+
 def test_memory_whose_handshake_is_the_groups_own_takes_no_turns() -> None:
     group = Three()
     make_buffer(cast(Exchange, group), FakeBacking(3, handshakes=None), "memory", 1024, 512)
