@@ -15,13 +15,19 @@ from torch.nn import functional
 WIDTH, HEAD, HIDDEN, BATCH, SEQUENCE = 128, 8, 256, 2, 32
 
 
+def gathered(x_BTD: Tensor, group: str) -> Tensor:
+    """[B, S, D]; joined here, since torch 2.11 compiles no gather along another dimension than the first."""
+    parts = funcol.all_gather_tensor(x_BTD, 0, group)
+    return torch.cat(parts.chunk(parts.shape[0] // x_BTD.shape[0]), 1)
+
+
 class GatherSequence(torch.autograd.Function):
     """All-gather along the sequence; the gradient is reduce-scattered."""
 
     @staticmethod
     def forward(ctx: Any, x_BTD: Tensor, group: str) -> Tensor:
         ctx.group = group
-        return funcol.all_gather_tensor(x_BTD, 1, group)
+        return gathered(x_BTD, group)
 
     @staticmethod
     def backward(ctx: Any, dy_BSD: Tensor) -> tuple[Tensor, None]:
@@ -38,7 +44,7 @@ class ScatterSequence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy_BTD: Tensor) -> tuple[Tensor, None]:
-        return funcol.all_gather_tensor(dy_BTD, 1, ctx.group), None
+        return gathered(dy_BTD, ctx.group), None
 
 
 class Block(nn.Module):

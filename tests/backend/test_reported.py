@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,6 @@ from tests.backend.calls import ALWAYS, same_on_all, watched_calls
 from tests.spawn import Outcomes, run_cases
 
 compiled_by_us = partial(torch.compile, backend="mkernel", options=ALWAYS)
-LIMIT_S = 60.0
 
 
 def row_parallel(x: Tensor, w: Tensor, group: str = "0") -> Tensor:
@@ -65,14 +64,11 @@ def threads_with_groups_of_their_own(rank: int, world_size: int) -> tuple[float,
     calls = [compiled_by_us(partial(row_parallel, group=group), fullgraph=True, dynamic=False) for group in groups]
     differences = [worst(call(x, w), right) for call, right in zip(calls, want, strict=True)]
 
-    def run(index: int) -> None:
-        differences.extend(worst(calls[index](x, w), want[index]) for _ in range(20))
+    def run(index: int) -> list[float]:
+        return [worst(calls[index](x, w), want[index]) for _ in range(20)]
 
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
+    with ThreadPoolExecutor(2) as pool:  # one that never ends is ended with the rank, which then shows all stacks
+        differences += [one for found in pool.map(run, range(2)) for one in found]
     return max(differences), len(differences)
 
 

@@ -164,7 +164,9 @@ def ranks_moved_to_the_sequence(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
 
 
 def ranks_moved_to_the_columns(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-    return flat_gathered((x + 28)[..., :2]).view(WORLD_SIZE, 4, 2, 2).movedim(0, 2).reshape(4, 2, 8) @ w.t()
+    return (
+        flat_gathered((x + 28)[..., :2].contiguous()).view(WORLD_SIZE, 4, 2, 2).movedim(0, 2).reshape(4, 2, 8) @ w.t()
+    )
 
 
 def unbound(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
