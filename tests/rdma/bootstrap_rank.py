@@ -1,7 +1,7 @@
 """A rank in each of two virtual machines: proxies that meet through the process group's store, and what they raise.
 
-Begins when its input has a line: importing torch takes half a minute there. Prints a line that begins with `ok` for each
-thing seen. Rank 1 kills itself at the end.
+Begins when its input has a line: importing torch takes half a minute there. Prints a line that begins with `ok` for
+each thing seen. Rank 1 kills itself at the end.
 """
 
 from __future__ import annotations
