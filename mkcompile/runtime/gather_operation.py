@@ -243,7 +243,6 @@ class GatherOperation(Repeatable[Tensor, Sequence[Tensor | None], list[Tensor]])
     kernel: LoadedKernel | None
     engine: EngineDevice | None
     mover: MoverDevice | None = None
-    workspace: Workspace | None = None
     areas: tuple[int, ...] = ()
     launches: dict[tuple[int, ...], Prepared] = field(default_factory=dict)
     site: GatherSite | None = None
@@ -278,6 +277,8 @@ class GatherOperation(Repeatable[Tensor, Sequence[Tensor | None], list[Tensor]])
                 assert tensors is not None
                 prepared = self._prepare(tensors, addresses)
             prepared.run(tensors, stream, capture != 0)
+            if tensors is not None:
+                self._end_first(capture != 0)
             device.chain.leave(stream, capture)
         return outs
 

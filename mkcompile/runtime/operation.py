@@ -87,6 +87,19 @@ class Repeatable(ABC, Generic[_Rows, _Bias, _Result]):
     process_group: Callable[[], ProcessGroup | None]
     plan_key: str
     newest_group: Newest
+    workspace: Workspace | None = None
+    #: On which a launch over nodes has ended.
+    settled: Workspace | None = None
+
+    def _end_first(self, capturing: bool) -> None:
+        """Over nodes the first launch on a workspace ends before its caller goes on. What runs for the first time
+        behind it makes the driver load code, which waits for all kernels and holds up the proxy's copies, for which
+        this one waits. Source: docs/decisions/404-queues-of-the-device.md.
+        """
+        group = self.group.workspace
+        if group.network is not None and not capturing and self.settled is not self.workspace:
+            group.backing.settle()
+            self.settled = self.workspace
 
     @abstractmethod
     def run(self, x: _Rows, w: Sequence[Tensor], bias: _Bias) -> _Result | None:
@@ -121,7 +134,6 @@ class Operation(Repeatable[Sequence[Tensor], Tensor | None, Tensor]):
     allocate: Callable[[], Tensor]
     blueprint: Blueprint | None = None
     otherwise: Operation | None = None
-    workspace: Workspace | None = None
     model: PreparedLaunch | None = None
     launches: dict[tuple[int, ...], PreparedLaunch] = field(default_factory=dict)
 
@@ -243,6 +255,7 @@ class Operation(Repeatable[Sequence[Tensor], Tensor | None, Tensor]):
         launch = PreparedLaunch(self.kernel, arguments)
         self.group.workspace.board.describe(launch.identity)
         launch.run(stream, captured)
+        self._end_first(captured)
         if _addresses(x, w, bias, out) == addresses:
             self._keep(addresses, launch)
             self.model = launch

@@ -102,6 +102,27 @@ def test_a_gather_is_two_kernels_with_sms_of_their_own(
     assert len(platform.loaded) == 1 and len(fake_driver.grids) == 4
 
 
+def test_the_first_launch_of_a_signature_has_ended_before_other_code_is_loaded(
+    nodes: tuple[Launcher, FakePlatform],
+) -> None:
+    launcher, platform = nodes
+    backing, world = platform.backing_of_group, world_of(platform)
+    for call, later in ((all_reduce(world), all_reduce(world)), (gather(world), gather(world))):
+        before = backing.settled
+        launcher(call)
+        assert backing.settled == before + 1
+        launcher(later)
+        launcher(later)
+        assert backing.settled == before + 1, "later launches are not waited for"
+
+
+def test_no_launch_of_one_node_is_waited_for(fake_driver: FakeDriver) -> None:
+    platform = FakePlatform()
+    with lone_group():
+        Launcher(platform, Planned(own_basis, available=PANELS))(all_reduce(2))
+    assert fake_driver.launches and not platform.backing_of_group.settled
+
+
 def test_columns_that_are_gathered_over_nodes_are_left_to_the_reference(nodes: tuple[Launcher, FakePlatform]) -> None:
     launcher, platform = nodes
     assert launcher(gather(world_of(platform), dim=1)) is None and not platform.loaded
