@@ -41,6 +41,8 @@ MK_DEVICE void gather_compute_role(const LaunchArguments& args, const GatherArgu
     multiply_tile<typename Op::Element>(args, memory, ring, group, k_blocks, acc, trace);
     trace.end(kTraceMainloop, kSomePeer, note.index);
     trace.begin();
+    // The panels of the first tile have served another purpose: see Layer.
+    if constexpr (Op::kPulls) wait_phase(args, memory.panel_staged(0, 0), 0, kComputeRole, trace);
     finish_product(epilogue, acc, column, gather.bias[note.index], gather.n[note.index]);
     trace.end(kTraceEpilogue, kSomePeer, note.index);
   }

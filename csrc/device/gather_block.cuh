@@ -148,6 +148,9 @@ MK_DEVICE void run_image_block(const LaunchArguments& args, const GatherArgument
   if (group == kMathGroups) {
     decrease_registers<kHelperRegisters>();
     if (warp == 0) ImageLoader<Op>(args, gather, memory).run(schedule);
+    if constexpr (Op::kPulls) {
+      if (first_lane && warp == 1) Layer<Op>(args, gather, memory).run();
+    }
     if (first_lane && (warp == 1 || warp == 2)) gather_store_role<Op>(args, gather, memory, schedule, warp - 1);
     if constexpr (Op::kPulls) {
       if (first_lane && warp == 3) carry_role<Op, Puller<Op>>(args, gather, memory);

@@ -22,7 +22,7 @@ struct NetworkAllGatherGemm {
   using Tile = Tile_;
   using Element = Element_;
   static constexpr OperatorId kOperator = kAllGatherGemm;
-  static constexpr bool kReduces = false, kHasBias = kHasBias_;
+  static constexpr bool kReduces = false, kHasBias = kHasBias_, kPulls = false;
   static constexpr Activation kActivation = Activation::kNone;
 };
 

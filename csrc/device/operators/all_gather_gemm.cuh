@@ -4,6 +4,7 @@
 // role      waits for                  signals                 touches
 // carry     loaded images; image_ready  entered, image_ready   the shard; workspaces of the peers, or the own one;
 //           where rows are returned                            the gathered tensor
+// lay       entered                    image_laid              the shard, the own workspace: where blocks fetch
 // load      image_ready, empty stages   full stages            the shard or a workspace, weight
 // compute   full stages, empty panels   empty stages, full     bias
 //                                       panels
