@@ -219,7 +219,6 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
   using Tile = typename Op::Tile;
   const auto memory = shared_memory<Tile>();
   Trace trace(args, kComputeLane, threadIdx.x == 0);
-  trace.begin();
   init_barriers(memory);
   if (threadIdx.x == 32) prefetch_tensor_map(&args.a[0]);
   if (threadIdx.x == 64) prefetch_tensor_map(&args.weight[0]);
@@ -228,6 +227,7 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
   const StreamPlan<Tile> plan(args, Op::kScatters);
   launch_dependents();
   await_predecessors();
+  trace.begin();  // stays of one launch and the next do not overlap: that is how their tasks are told apart
   const auto [group, warp, first_lane] = ThreadPlace{};
   if (group == kMathGroups) {
     decrease_registers<kStreamHelperRegisters>();

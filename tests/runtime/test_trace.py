@@ -66,6 +66,13 @@ def test_equal_launches_are_kept_apart_where_one_block_has_forgotten_more() -> N
     assert (newest.tasks["role"] == ROLE["load"]).sum() == NUM_BLOCKS * TILES
 
 
+def test_a_launch_that_seems_to_end_in_the_next_is_left_out() -> None:
+    made = rank_trace(0, 0, epochs=3)
+    second = (made.tasks["role"] == ROLE["block"]) & (made.tasks["tile"] == 2)
+    made.tasks["end_ns"][second] += 100_000
+    assert [one.epoch for one in instances(made)] == [1, 3]
+
+
 @pytest.mark.parametrize("ahead_ns", [0, 5_000_000, -123_456])
 def test_clocks_are_found_from_flags(ahead_ns: int) -> None:
     clocks = align([rank_trace(0, 0), rank_trace(1, ahead_ns, late_ns=300)])

@@ -50,7 +50,8 @@ def instances(trace: RankTrace) -> list[Instance]:
         mine = np.flatnonzero(tasks["block"] == block)
         at = np.searchsorted(starts, tasks["start_ns"][mine], side="right") - 1
         number[mine] = np.where(at >= 0, numbers[np.maximum(at, 0)], -1)
-    return [_instance(first[i], tasks[number == i]) for i in range(len(first))]
+    # The timer has been seen to step back: a stay that seems to end in the next launch is in none.
+    return [_instance(first[i], tasks[number == i]) for i in range(len(first)) if (number == i).any()]
 
 
 def _numbers(stays: Tasks, first: Tasks) -> NDArray[Any]:
