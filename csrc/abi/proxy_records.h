@@ -17,6 +17,7 @@ enum ProxyCounter : u32 {
   kStalls = 7,          ///< rounds with a ready command and no room for it in flight
   kMostOutstanding = 8, ///< largest number of commands in flight
   kRounds = 9,          ///< of the proxy's loop
+  kLongestRound = 10,   ///< ns of the longest: a call of a driver that did not come back, or a thread without a core
   kNumCounters = 16,
 };
 

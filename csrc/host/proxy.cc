@@ -74,8 +74,10 @@ void Proxy::run() noexcept {
   now_ = progressed_ns_ = now_ns();
   const auto sound = [this] { return !faulted_.load(std::memory_order_relaxed); };
   while (sound() && !is_done()) {
+    const u64 before_ns = now_;
     now_ = now_ns();
     counters_.add(kRounds);
+    counters_.raise(kLongestRound, now_ - before_ns);
     bool is_busy = take();
     if (sound()) is_busy |= submit();
     if (sound()) is_busy |= progress();

@@ -44,7 +44,8 @@ class HostMemory:
 @dataclass(slots=True, kw_only=True)
 class FaultSlot:
     """Where the launches of one workspace report. `ranks`: the group's ranks as numbered in the whole job. Over several
-    nodes those of this one, `rails` the rail peer on each, and `network_failure` says what has ended the proxy.
+    nodes those of this one, `rails` the rail peer on each, `network_failure` says what has ended the proxy, and
+    `network_state` what it has done.
 
     `failed` is set when a report is raised, and stays: the workspace is of no use any more. `released`: the workspace
     is gone, and a report waits to be raised.
@@ -55,6 +56,7 @@ class FaultSlot:
     ranks: tuple[int, ...]
     rails: tuple[int, ...] = ()
     network_failure: Callable[[], MkcompileError | None] | None = None
+    network_state: Callable[[], str] | None = None
     failed: bool = False
     released: bool = False
 
@@ -103,7 +105,7 @@ class FaultBoard:
                 self._free(slot)
 
     def _free(self, slot: FaultSlot) -> None:
-        slot.network_failure = None
+        slot.network_failure = slot.network_state = None
         del self._slots[slot.index]
         self._watch()
 
@@ -133,14 +135,17 @@ class FaultBoard:
                 return None
             report = abi.FaultReport.from_buffer_copy(ctypes.string_at(slot.address, ctypes.sizeof(abi.FaultReport)))
             ctypes.memset(slot.address, 0, _SLOT_BYTES)
-            slot.failed, network_failure = True, slot.network_failure
+            slot.failed, network_failure, network_state = True, slot.network_failure, slot.network_state
             if slot.released:
                 self._free(slot)
         if report.code == abi.NETWORK_FAULT and network_failure is not None:
             failure = network_failure()
             if failure is not None:
                 return failure
-        return error_of(report, slot.ranks, self._described, slot.rails)
+        error = error_of(report, slot.ranks, self._described, slot.rails)
+        if report.code == abi.PEER_TIMEOUT and network_state is not None:
+            error.add_note(network_state())
+        return error
 
 
 def error_of(

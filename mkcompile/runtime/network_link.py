@@ -34,6 +34,16 @@ class NetworkLink:
     table: NetworkTable
     check: Callable[[], None]
     close: Callable[[], None]
+    counters: Callable[[], dict[str, int]]
+
+    def state(self) -> str:
+        """What the proxy of this rank has done, for whoever finds that a kernel has waited in vain."""
+        found = self.counters()
+        longest_ms = found["longest_round"] / 1e6
+        return (
+            f"this rank's proxy has taken {found['commands']} commands, sent {found['completions']} and published "
+            f"{found['arrivals']} arrivals in {found['rounds']} rounds, of which the longest took {longest_ms:.0f} ms"
+        )
 
     def failure(self) -> MkcompileError | None:
         """What has ended the proxy, if anything has; without its traceback, which would keep the proxy's memory."""
@@ -115,7 +125,7 @@ class CudaLinks:
         table = NetworkTable(
             shape=shape, ring_control=ring.control, ring_slots=ring.slots, capacity=config.ring_capacity
         )
-        return NetworkLink(table=table, check=proxy.check, close=lambda: _close(proxy, pinned))
+        return NetworkLink(table=table, check=proxy.check, close=lambda: _close(proxy, pinned), counters=proxy.counters)
 
     def _bring(
         self, exchange: Exchange, buffer: SymmetricBuffer, layout: WorkspaceLayout, pinned: _Pinned

@@ -120,7 +120,8 @@ class Workspace:
         link, self.link = self.link, None
         if link is not None:
             failure = link.failure()
-            self.slot.network_failure = lambda: failure
+            self.slot.network_failure, state = lambda: failure, link.state()
+            self.slot.network_state = lambda: state
             link.close()
 
     def let_go(self) -> None:
@@ -250,7 +251,8 @@ class GroupWorkspace:
             buffer = make_buffer(self.exchange, self.backing, step, layout.total_bytes, layout.region_offset, members)
             link = None if self.network is None else self.network.open(self.exchange, buffer, layout)
             undo.pop_all()
-        slot.network_failure = None if link is None else link.failure
+        if link is not None:
+            slot.network_failure, slot.network_state = link.failure, link.state
         results = Results(self.exchange, self.backing, self.chain, self.cap_bytes - layout.total_bytes)
         new = Workspace(layout=layout, buffer=buffer, slot=slot, results=results, link=link)
         with self.chain.lock:  # from here on nothing is launched on the one before

@@ -71,10 +71,11 @@ CASES = (
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """What one call of a round runs, and how its results are checked."""
+    """What one call of a round runs, and how its results are checked. `keep`: what launches read, by address alone."""
 
     run: Callable[[], None]
     check: Callable[[], None]
+    keep: object = None
 
 
 @dataclass(slots=True)
@@ -167,7 +168,7 @@ def reduce_work(group: NodeGroup, kind: str, seed: int) -> Work:
         for rank, out in enumerate(outs):
             assert_bitwise(out, expected_of(config, rank, group.world, truth), f"{kind} {seed} rank {rank}")
 
-    return Work(run=lambda: group.run(launches), check=check)
+    return Work(run=lambda: group.run(launches), check=check, keep=inputs)
 
 
 def evidence(group: NodeGroup) -> dict[str, Any]:
@@ -188,7 +189,9 @@ def evidence(group: NodeGroup) -> dict[str, Any]:
         ranks.append(
             {
                 "given": given,
-                "counters": {name: counters[name] for name in ("commands", "completions", "stalls", "refusals")},
+                "counters": {
+                    name: counters[name] for name in ("commands", "completions", "stalls", "refusals", "longest_round")
+                },
                 "of_epoch": {
                     kind: sum(one.kind == kind and one.epoch == epoch for one in events)
                     for kind in ("taken", "posted", "completed")

@@ -1,4 +1,6 @@
 // The proxy over a transport of which the test decides everything.
+#include <sched.h>
+
 #include <atomic>
 #include <cerrno>
 #include <deque>
@@ -180,6 +182,20 @@ void no_more_commands_are_in_flight_than_allowed() {
   CHECK_EQUAL(rig.proxy->counters().get(kMostOutstanding), 4u);
 }
 
+void a_call_that_does_not_come_back_shows_in_the_longest_round() {
+  Rig rig(0, 60 * kSecond, 4);
+  CHECK(!rig.proxy->start());
+  rig.push(0);
+  rig.until([&] { return rig.proxy->counters().get(kCommands) == 1; });
+  {
+    const std::scoped_lock lock(rig.script.mutex);  // the transport waits
+    const u64 until_ns = now_ns() + 20 * kMillisecond;
+    while (now_ns() < until_ns) sched_yield();
+  }
+  rig.until([&] { return rig.proxy->counters().get(kLongestRound) >= 10 * kMillisecond; });
+  rig.complete(0);
+}
+
 void bad_commands_are_named_and_never_reach_the_network() {
   struct Case {
     u32 chunk;
@@ -273,6 +289,8 @@ std::vector<Test> proxy_tests() {
        what_the_transport_has_no_room_for_is_offered_again_in_order},
       {"proxy/source_credits_come_back_in_order", source_credits_come_back_in_order},
       {"proxy/no_more_commands_are_in_flight_than_allowed", no_more_commands_are_in_flight_than_allowed},
+      {"proxy/a_call_that_does_not_come_back_shows_in_the_longest_round",
+       a_call_that_does_not_come_back_shows_in_the_longest_round},
       {"proxy/bad_commands_are_named_and_never_reach_the_network",
        bad_commands_are_named_and_never_reach_the_network},
       {"proxy/failures_of_the_transport_are_kept_and_end_the_proxy",

@@ -29,6 +29,7 @@ from mkcompile.runtime.network_gather import MoverDevice
 from mkcompile.runtime.network_layout import NetworkShape, NetworkTable
 from mkcompile.runtime.network_link import GroupNetwork, NetworkLink
 from mkcompile.runtime.probe import Survey
+from mkcompile.runtime.proxy.abi import COUNTERS
 from mkcompile.runtime.side_stream import SideStreams
 from mkcompile.runtime.symmetric import SymmetricBuffer
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
@@ -205,7 +206,7 @@ class FakePlatform:
             is_closed.set()
             self.closed_links.append(layout.total_bytes)
 
-        return NetworkLink(table=table, check=check, close=close)
+        return NetworkLink(table=table, check=check, close=close, counters=lambda: dict.fromkeys(COUNTERS, 3))
 
     def backing(self, device: torch.device, group: str) -> FakeBacking:
         return self.backing_of_group

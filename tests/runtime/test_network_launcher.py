@@ -224,6 +224,7 @@ def test_who_is_missing_on_another_node_is_named(nodes: tuple[Launcher, FakePlat
     with pytest.raises(PeerTimeoutError) as caught:
         launcher(all_reduce(world))
     assert caught.value.report.peer == world // 2, "the rail peer on node 1"
+    assert "proxy has taken 3 commands" in caught.value.__notes__[0], "and what the proxy did meanwhile"
 
 
 @pytest.mark.parametrize("knows", [True, False])

@@ -14,7 +14,7 @@ REGISTRATIONS = ("none", "host", "dma-buf", "peermem", "bounce buffer", "refused
 WRITE_ORDERS = ("in order", "flushed", "unordered")
 COUNTERS = (
     "commands", "batches", "partial_batches", "refusals", "completions", "bytes_sent", "arrivals", "stalls",
-    "most_outstanding", "rounds",
+    "most_outstanding", "rounds", "longest_round",
 )  # fmt: skip
 NUM_COUNTERS = 16
 EVENT_KINDS = ("taken", "posted", "completed", "arrived", "faulted")
