@@ -103,11 +103,13 @@ class Gather:
             biases.append(self.draw(pair, n, at=2 + 2 * i, rank=pair.rank) if with_bias else None)
         return weights, biases
 
-    def call(self, pair: Pair, shard: Tensor, w: Sequence[Tensor], bias: Sequence[Tensor | None]) -> list[Tensor]:
+    def call(
+        self, pair: Pair, shard: Tensor, w: Sequence[Tensor], bias: Sequence[Tensor | None], group: str | None = None
+    ) -> list[Tensor]:
         """The operator."""
         forms = [0] * len(self.n)
         outs: list[Tensor] = torch.ops.mkcompile.all_gather_gemm(
-            shard, w, bias, forms, self.dim, self.returned, pair.world_size, pair.group, ""
+            shard, w, bias, forms, self.dim, self.returned, pair.world_size, group or pair.group, ""
         )
         return outs
 

@@ -84,8 +84,9 @@ def several_products_in_one_sum(pair: Pair) -> dict[str, Any]:
 def workspace_grows(pair: Pair) -> dict[str, Any]:
     """Small, large, small, larger: each right, and old memory is given back."""
     held = []
-    for i, (rows, n) in enumerate(((64, 512), (8192, 4096), (64, 512), (16384, 8192), (128, 1024))):
-        product = Product(operator="gemm_all_reduce", rows=rows, n=n, k=128, seed=i)
+    sizes = ((64, 512, 128), (8192, 4096, 1024), (64, 512, 128), (8192, 8192, 2048), (128, 1024, 128))
+    for i, (rows, n, k) in enumerate(sizes):
+        product = Product(operator="gemm_all_reduce", rows=rows, n=n, k=k, seed=i)
         product.check(pair, product.call(pair, *product.inputs(pair, pair.rank)))
         held.append(pair.launcher.held_bytes() >> 20)
     pair.expect_launches("gemm_all_reduce", at_least=5)
