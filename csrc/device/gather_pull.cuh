@@ -60,6 +60,8 @@ struct Layer {
     bulk_wait<0>();
     // pairs-with: image_laid release (lay_role -> carry_role), scope sys
     fence_acq_rel_sys();
+    trace.end(kTracePush, kSomePeer, at);
+    trace.begin();
 #pragma unroll 1
     for (u32 i = 0; i < count; ++i) {
       const Image image = own(at, i);
@@ -68,6 +70,7 @@ struct Layer {
         if (to != args.rank) store_relaxed_sys(images.laid_flag(to, args.rank, number(image)), images.epoch);
       }
     }
+    trace.end(kTraceSignal, args.rank, number(own(at, 0)));
   }
 
   MK_DEVICE void run() {
@@ -81,7 +84,6 @@ struct Layer {
       parity ^= 1;
       if (images.epoch == 0) break;  // the launch must not run: nothing is told, and nothing more is asked for
       lay(images, at);
-      trace.end(kTracePush, kSomePeer, at);
     }
     mbarrier_arrive(memory.panel_staged(0, 0));
   }
