@@ -21,7 +21,7 @@ from .blocks import Workload, workload
 from .cells import LOSS_ROWS, TRUTH_ROWS, VARIANT, Cell
 from .contenders import Call, Contender
 from .overlap import overlap_in, record
-from .plan import Entry, Place, Plan, Row
+from .plan import Entry, Place, Plan, Row, Truth
 from .timing import Step, interleaved, synchronize
 from .tracer import Tracer
 from .turn import Turn
@@ -40,6 +40,7 @@ class CellRun:
     tracer: Tracer
     base_bytes: int
     entries: dict[str, Entry] = field(default_factory=dict)
+    truths: dict[str, Truth] = field(default_factory=dict)
 
     @property
     def working(self) -> dict[str, Entry]:
@@ -92,11 +93,28 @@ class CellRun:
                     entry.row |= {f"{which}_fused": now_fused - fused, f"{which}_left": now_left - left}
                 if self.cell.graphs and entry.works:
                     self.capture(name, which)
+        entry.skips += counters["inductor"]["cudagraph_skips"] - skipped
         if self.cell.graphs:
-            skips = counters["inductor"]["cudagraph_skips"] - skipped
-            entry.row["cudagraph_skips"] = entry.row.get("cudagraph_skips", 0) + skips
-        if self.cell.graphs and not entry.works:
+            entry.row["cudagraph_skips"] = entry.skips
+        if self.cell.graphs and not entry.works and not self.plan.together:
             forget_compiled()  # what it left in the pool of the CUDA graphs would fail the others, too
+
+    def adopt(self, name: str, which: str, compiled: Entry) -> None:
+        """Capture what was compiled in the other mode, where it ran without CUDA graphs."""
+        entry = self.entries[name]
+        if "error" in compiled.row:
+            entry.row.setdefault("error", compiled.row["error"])
+        if not entry.works:
+            return
+        entry.row |= {key: compiled.row[key] for key in (f"{which}_fused", f"{which}_left")}
+        skipped = counters["inductor"]["cudagraph_skips"]
+        with self.step(name, f"warming up {which} of"):
+            self.turn.enter()
+            _step(self.load, entry.call, which)
+        if entry.works:
+            self.capture(name, which)
+        entry.skips += counters["inductor"]["cudagraph_skips"] - skipped
+        entry.row["cudagraph_skips"] = entry.skips + compiled.skips
 
     def capture(self, name: str, which: str) -> None:
         """The calls in which CUDA graphs are recorded, which is when their memory is taken, and replayed."""
@@ -110,6 +128,26 @@ class CellRun:
     def check(self, which: str) -> None:
         """One pass against eager, and against the truth in fp32 where that is small enough."""
         train = which == "fwdbwd"
+        truth = self.truths.get(which) or self._truth(train)
+        for name, entry in self.working.items():
+            with self.step(name, f"checking {which} of"):
+                self.turn.enter()
+                ratios = correct.ratios(correct.values_of(self.load, entry.call, train), truth.values)
+            if not entry.works:
+                continue
+            errors = correct.of_worst_rank(ratios, self.turn.host_group)
+            wrong = correct.too_far(errors, truth.of_eager)
+            if wrong:
+                entry.row.setdefault("error", f"wrong result: {wrong}")
+            worst = max(errors, key=lambda key: errors[key])
+            entry.row |= {"checked": entry.works, "judged_by": "eager" if truth.of_eager is None else "fp32"}
+            entry.row |= {"worst_error": errors[worst], "worst_tensor": worst}
+
+    def find_truth(self, which: str) -> None:
+        """Keep it for several checks of one pass: it is as large as all gradients."""
+        self.truths[which] = self._truth(which == "fwdbwd")
+
+    def _truth(self, train: bool) -> Truth:
         self.turn.enter()
         wanted = correct.values_of(self.load, self.load.module, train)
         truth, of_eager = wanted, None
@@ -118,19 +156,7 @@ class CellRun:
             truth = correct.values_of(exact, exact.module, train)
             of_eager = correct.of_worst_rank(correct.ratios(wanted, truth), self.turn.host_group)
         self.turn.leave()
-        for name, entry in self.working.items():
-            with self.step(name, f"checking {which} of"):
-                self.turn.enter()
-                ratios = correct.ratios(correct.values_of(self.load, entry.call, train), truth)
-            if not entry.works:
-                continue
-            errors = correct.of_worst_rank(ratios, self.turn.host_group)
-            wrong = correct.too_far(errors, of_eager)
-            if wrong:
-                entry.row.setdefault("error", f"wrong result: {wrong}")
-            worst = max(errors, key=lambda key: errors[key])
-            entry.row |= {"checked": entry.works, "judged_by": "eager" if of_eager is None else "fp32"}
-            entry.row |= {"worst_error": errors[worst], "worst_tensor": worst}
+        return Truth(truth, of_eager)
 
     def losses(self) -> None:
         """20 training steps of each contender, from the same weights."""
@@ -245,27 +271,43 @@ def arena_bytes() -> int:
     return found.held_bytes() if found is not None else 0
 
 
-def run_cell(cell: Cell, plan: Plan, place: Place) -> list[Row]:
-    """The cell's rows, one a contender; collective over the pair."""
-    forget_compiled()
-    place.say(f"{cell}: making weights")
-    turn, cache = place.turn, place.cache
-    load = workload(cell, place.mesh, torch.bfloat16)  # a few kernels only: not worth the wait for a turn
-    synchronize()
-    run = CellRun(
-        cell=cell, plan=plan, turn=turn, load=load, say=place.say, publish=place.publish, tracer=place.tracer,
+def begin(cell: Cell, plan: Plan, place: Place, load: Workload) -> CellRun:
+    """A cell with its weights, and no contender yet."""
+    return CellRun(
+        cell=cell, plan=plan, turn=place.turn, load=load, say=place.say, publish=place.publish, tracer=place.tracer,
         base_bytes=torch.cuda.memory_allocated() if torch.cuda.is_available() else 0,
     )  # fmt: skip
+
+
+def weights_of(cell: Cell, place: Place) -> Workload:
+    """A few kernels only: not worth the wait for a turn."""
+    forget_compiled()
+    place.say(f"{cell}: making weights")
+    load = workload(cell, place.mesh, torch.bfloat16)
+    synchronize()
+    return load
+
+
+def contender_of(run: CellRun, name: str, place: Place, graphs: bool) -> Contender:
+    """Compiled for CUDA graphs or not, with the caches that the plan gives it."""
+    plan, cache = run.plan, place.cache
+    own = cache and cache / "-".join(map(str, run.cell.key)).replace(" ", "") / name
+    return Contender(
+        name=name, module=run.load.module, graphs=graphs, cache=own if plan.compile_times else cache,
+        keeps=plan.compile_times, options=plan.variant if name == VARIANT else plan.options,
+        compiled=place.turn.enter,
+    )  # fmt: skip
+
+
+def run_cell(cell: Cell, plan: Plan, place: Place) -> list[Row]:
+    """The cell's rows, one a contender; collective over the pair."""
+    run = begin(cell, plan, place, weights_of(cell, place))
     for name in cell.contenders(plan.contenders, plan.device):
-        own = cache and cache / "-".join(map(str, cell.key)).replace(" ", "") / name
-        contender = Contender(
-            name=name, module=load.module, graphs=cell.graphs, cache=own if plan.compile_times else cache,
-            keeps=plan.compile_times, options=plan.variant if name == VARIANT else plan.options, compiled=turn.enter,
-        )  # fmt: skip
-        run.entries[name] = Entry(contender, contender.call())
+        contender = contender_of(run, name, place, cell.graphs)
+        run.entries[name] = Entry(contender, contender.call(cell.graphs))
     _measure(run)
     rows = run.rows()
-    del run, load
+    del run
     forget_compiled()
     return rows
 
@@ -291,7 +333,7 @@ def _measure(run: CellRun) -> None:
         for which in passes if not run.plan.compile_times else ():
             run.check(which)
             if run.plan.times:
-                _race(run, which)
+                race(run, which)
                 if run.plan.profile or which != run.passes[-1]:
                     run.publish(run.rows())
             if run.plan.profile:
@@ -308,7 +350,8 @@ def _compile(run: CellRun, order: list[str], passes: tuple[str, ...]) -> None:
                 run.compile(name, "warm", passes)
 
 
-def _race(run: CellRun, which: str) -> None:
+def race(run: CellRun, which: str) -> None:
+    """Time a pass, after the 20 steps of training where the cell has them."""
     if which == "fwdbwd" and run.cell.rows <= LOSS_ROWS and not run.cell.graphs:
         run.losses()
     run.time(which)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -126,3 +127,18 @@ class Selection:
             for (batch, length), mode, model in product(tokens if not self.forms else (), modes, whole)
         ]
         return sorted(found, key=lambda cell: (-cell.work, cell.rows))
+
+
+Unit = tuple[Cell, ...]
+
+
+def units_of(cells: Sequence[Cell], together: bool) -> tuple[Unit, ...]:
+    """What a pair of processes takes at once: a cell, or both modes of one where both are there, the one without graphs
+    first.
+    """
+    if not together:
+        return tuple((cell,) for cell in cells)
+    found: dict[Key, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault((*cell.key[:4], ""), []).append(cell)
+    return tuple(tuple(sorted(unit, key=lambda cell: MODES.index(cell.mode))) for unit in found.values())

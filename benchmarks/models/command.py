@@ -28,7 +28,7 @@ from rich.console import Console
 from mkcompile.inspect.ranks import Launch, RankError, run_ranks
 
 from . import results
-from .cells import CONTENDERS, FORMS, MODELS, MODES, VARIANT, WHOLE, Cell, Selection
+from .cells import CONTENDERS, FORMS, MODELS, MODES, VARIANT, WHOLE, Cell, Selection, units_of
 from .plan import Plan
 from .predict import predict
 from .progress import Progress
@@ -69,20 +69,21 @@ def main(argv: Sequence[str]) -> int:
     plan = Plan(
         contenders=wanted, device=device, budget_s=given.row_s, train=not given.forward_only,
         compile_times=given.compile_times, profile=given.profile, quiet=given.quiet,
-        timeline=given.timeline, options=dict(given.option), variant=dict(given.variant),
+        timeline=given.timeline, together=given.together, options=dict(given.option), variant=dict(given.variant),
     )  # fmt: skip
     lanes = torch.cuda.device_count() // WORLD_SIZE if device == "cuda" else 1
-    num_pairs = -(-len(cells) // lanes) if given.quiet else given.pairs
+    units = units_of(cells, given.together)
+    num_pairs = -(-len(units) // lanes) if given.quiet else given.pairs
     _share_processors(lanes * num_pairs)
     with tempfile.TemporaryDirectory(prefix="mkcompile-models-") as folder:
         job = Job(
-            cells=tuple(cells), plan=plan, folder=Path(folder), caches=given.caches or Path(folder) / "caches",
+            units=units, plan=plan, folder=Path(folder), caches=given.caches or Path(folder) / "caches",
             out=given.out, common=_common(given.commit, device), deadline=time.time() + given.limit_s,
-            cell_s=given.cell_s,
+            cell_s=given.cell_s, lock=given.lock,
         )  # fmt: skip
         predictor = start_predictor(job) if given.predict else None
         if lanes == 1:
-            with Progress(console, len(cells)) as progress:
+            with Progress(console, job.num_cells) as progress:
                 run(job, num_pairs, progress)
         else:
             run_lanes(job, num_pairs, lanes)
@@ -118,6 +119,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--predict", action="store_true", help="what explain predicts for each row, computed beside")
     parser.add_argument("--again", action="store_true", help="measure also what is in the results")
     parser.add_argument("--pairs", type=int, default=4, help="pairs of processes that share two GPUs")
+    parser.add_argument("--together", action="store_true", help="compile once for both modes where both are measured")
+    parser.add_argument(
+        "--lock", type=Path, help="a file that is locked by whoever uses the GPUs, by other programs too"
+    )
     parser.add_argument("--quiet", action="store_true", help="as many pairs as cells; none compiles while one times")
     parser.add_argument("--row-s", type=float, default=2.5, help="seconds of timing for each pass of a cell")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="begin no cell that would end later")
@@ -169,16 +174,16 @@ def _git_commit() -> str:
 
 @dataclass(slots=True, kw_only=True)
 class _Pair:
-    """One pair of processes, restarted behind a cell that ended it. `cell`: the number of the one it is at."""
+    """One pair of processes, restarted behind a unit that ended it. `unit`: the number of the one it is at."""
 
     job: Job
     number: int
     progress: Progress
-    cell: int | None = field(default=None)
+    unit: int | None = field(default=None)
 
     def run(self) -> None:
         while (left_s := self.job.deadline - time.time()) > 0:
-            self.cell = None
+            self.unit = None
             launch = Launch(world_size=WORLD_SIZE, device=self.job.plan.device, timeout_s=left_s, group_timeout_s=90.0)
             try:
                 run_ranks(partial(work, job=self.job), launch, self._heard)
@@ -191,28 +196,30 @@ class _Pair:
         if what not in ("begun", "done"):
             self.progress.step(self.number, rank, text)
         elif rank == 0:
-            self.cell = int(number) if what == "begun" else None
+            self.unit = int(number) if what == "begun" else None
             if what == "done":
-                self.progress.advance()
+                self.progress.advance(len(self.job.units[int(number)]))
 
     def _record(self, failure: str) -> None:
-        """The cell that was being measured gets rows that say what ended it, unless only time ran out."""
+        """The cells that were being measured get rows that say what ended them, unless only time ran out."""
         self.progress.say(failure)
-        if self.cell is None or failure.startswith("out of time"):
+        if self.unit is None or failure.startswith("out of time"):
             return
-        cell, plan = self.job.cells[self.cell], self.job.plan
-        rows = results.with_error(
-            cell, cell.contenders(plan.contenders, plan.device), " ".join(failure.split())[-400:],
-            results.read(self.job.out),
-        )  # fmt: skip
-        results.append(self.job.out, [{**row, **self.job.common} for row in rows])
-        self.progress.advance()
+        unit, plan = self.job.units[self.unit], self.job.plan
+        found = results.read(self.job.out)
+        for cell in unit:
+            contenders = cell.contenders(plan.contenders, plan.device)
+            if len(unit) > 1 and results.is_done(cell, contenders, found):
+                continue  # the mode that was measured first
+            rows = results.with_error(cell, contenders, " ".join(failure.split())[-400:], found)
+            results.append(self.job.out, [{**row, **self.job.common} for row in rows])
+        self.progress.advance(len(unit))
 
 
 def run(job: Job, num_pairs: int, progress: Progress) -> None:
     """Start the pairs of one lane, and wait for all of them."""
     first = job.lane * num_pairs
-    pairs = [_Pair(job=job, number=first + i, progress=progress) for i in range(min(num_pairs, len(job.cells)))]
+    pairs = [_Pair(job=job, number=first + i, progress=progress) for i in range(min(num_pairs, len(job.units)))]
     threads = [threading.Thread(target=pair.run) for pair in pairs]
     for thread in threads:
         thread.start()
@@ -236,7 +243,7 @@ def run_lanes(job: Job, num_pairs: int, lanes: int) -> None:
 
 
 def _lane(job: Job, num_pairs: int) -> None:
-    with Progress(Console(stderr=True, force_terminal=False), len(job.cells)) as progress:
+    with Progress(Console(stderr=True, force_terminal=False), job.num_cells) as progress:
         run(job, num_pairs, progress)
 
 
@@ -244,7 +251,9 @@ def start_predictor(job: Job) -> multiprocessing.process.BaseProcess:
     """A process of its own; its rows lie beside the results."""
     out = job.out.with_name(job.out.stem + "-predicted.jsonl")
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=predict, args=(job.cells, WORLD_SIZE, "probe", out), daemon=True)
+    process = context.Process(
+        target=predict, args=([cell for unit in job.units for cell in unit], WORLD_SIZE, "probe", out), daemon=True
+    )
     process.start()
     return process
 

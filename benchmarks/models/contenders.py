@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
@@ -50,13 +52,33 @@ class CollectiveCounter(CustomGraphPass):
         return "benchmarks.models.contenders.CollectiveCounter"
 
 
+@dataclass(slots=True)
+class GraphSwitch:
+    """Whether what was compiled for CUDA graphs is captured and replayed, or called as it is."""
+
+    on: bool = True
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """What Inductor compiles meanwhile asks this switch at each call."""
+        inductor = importlib.import_module("torch._inductor.compile_fx")
+        capturing: Callable[..., Callable[[Any], Any]] = inductor.cudagraphify
+
+        def cudagraphify(model: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+            captured = capturing(model, *args, **kwargs)
+            return lambda inputs: captured(inputs) if self.on else model(inputs)
+
+        with mock.patch.object(inductor, "cudagraphify", cudagraphify):
+            yield
+
+
 @dataclass(slots=True, kw_only=True)
 class Contender:
     """One contender of a cell. `compiled` is called by Dynamo when a graph is ready, before its first run.
 
-    `cache`: a folder for what is compiled, None for the user's. `keeps`: graphs are kept, too, so that a second
-    compilation is a warm one; else kernels only, and a graph is compiled each time. `options`: ours, as given to
-    `torch.compile`.
+    `graphs`: compiled for CUDA graphs, and called with or without. `cache`: a folder for what is compiled, None for
+    the user's. `keeps`: graphs are kept, too, so that a second compilation is a warm one; else kernels only, and a
+    graph is compiled each time. `options`: ours, as given to `torch.compile`.
     """
 
     name: str
@@ -67,20 +89,29 @@ class Contender:
     options: dict[str, str]
     compiled: Callable[[], None]
     counter: CollectiveCounter = field(default_factory=CollectiveCounter)
+    switch: GraphSwitch = field(default_factory=GraphSwitch)
+    _call: Call | None = None
 
-    def call(self) -> Call:
-        """The module as this contender runs it."""
+    def call(self, graphs: bool) -> Call:
+        """The module as this contender runs it, with or without CUDA graphs."""
         if self.name == "eager":
             return self.module
-        compiled: Call = torch.compile(self.module, backend=self._backend, fullgraph=True, dynamic=False)
+        if self._call is None:
+            self._call = torch.compile(self.module, backend=self._backend, fullgraph=True, dynamic=False)
+        call = self._call
         if not self.graphs:
-            return compiled
+            return call
+
+        def plain(x: Tensor) -> Tensor:
+            self.switch.on = False
+            return call(x)
 
         def stepped(x: Tensor) -> Tensor:
+            self.switch.on = True
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-            return compiled(x)
+            return call(x)
 
-        return stepped
+        return stepped if graphs else plain
 
     def _backend(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         options: dict[str, Any] = {"triton.cudagraphs": self.graphs}
@@ -98,6 +129,7 @@ class Contender:
         patches = {"post_grad_custom_post_pass": self.counter, "fx_graph_cache": self.keeps}
         with (
             caches_in(self.cache) if self.cache is not None else nullcontext(),
+            self.switch.installed(),
             inductor_config.patch(patches),
             torch._functorch.config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=self.keeps),
         ):

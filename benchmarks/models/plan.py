@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from .contenders import Call, Contender
@@ -24,8 +25,8 @@ class Plan:
     second time from them, and nothing else is timed; else all share what Triton has compiled. `profile`: look at one
     step of each contender with torch's profiler, and of ours with kernels that write their timelines. `quiet`: no pair
     compiles while another one times, so that every pair should have one cell only. `timeline`: kernels write their
-    timelines from the start, also into CUDA graphs; nothing is timed. `options`: of our backend, `variant`: of
-    the contender of that name.
+    timelines from the start, also into CUDA graphs; nothing is timed. `together`: one compilation for both modes of a
+    model and size. `options`: of our backend, `variant`: of the contender of that name.
     """
 
     contenders: tuple[str, ...]
@@ -36,6 +37,7 @@ class Plan:
     profile: bool
     quiet: bool
     timeline: bool = False
+    together: bool = False
     options: dict[str, str] = field(default_factory=dict)
     variant: dict[str, str] = field(default_factory=dict)
 
@@ -47,16 +49,25 @@ class Plan:
 
 @dataclass(slots=True)
 class Entry:
-    """A contender with what became of it."""
+    """A contender with what became of it. `skips`: graphs of its compilations that can't be CUDA graphs."""
 
     contender: Contender
     call: Call
     row: Row = field(default_factory=dict)
+    skips: int = 0
 
     @property
     def works(self) -> bool:
         """Has it come this far without an error, and been right?"""
         return "error" not in self.row
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What a pass should give, and how far eager's values are from it: None where they are what it should give."""
+
+    values: dict[str, Tensor]
+    of_eager: dict[str, float] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

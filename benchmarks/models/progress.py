@@ -47,14 +47,14 @@ class Progress:
                 self._tasks[pair] = self._bar.add_task(text, total=None)
             self._bar.update(self._tasks[pair], description=text)
 
-    def advance(self) -> None:
-        """A cell is measured."""
+    def advance(self, num_cells: int = 1) -> None:
+        """So many cells more are measured."""
         with self._lock:
-            self._done += 1
+            self._done += num_cells
             if self._bar is None:
                 self._print(f"{self._done} of {self.num_cells} cells")
             elif self._whole is not None:
-                self._bar.advance(self._whole)
+                self._bar.advance(self._whole, num_cells)
 
     def say(self, text: str) -> None:
         """A line that stays."""

@@ -56,6 +56,7 @@ class Turn:
         if self._held:
             return
         started = time.perf_counter()
+        dist.barrier(group=self.host_group)  # no pair holds the GPUs while one of its ranks still compiles
         if dist.get_rank() == 0:
             self._file = self.path.open("a+b")
             fcntl.flock(self._file, fcntl.LOCK_EX)

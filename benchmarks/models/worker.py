@@ -17,27 +17,29 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from . import results
-from .cell_run import run_cell
-from .cells import Cell
+from .cells import Unit
 from .contenders import first_compilation
+from .overlap import record
 from .plan import Place, Plan
 from .queue import Queue
+from .together import run_unit
 from .tracer import SharedPlatform, Tracer
 from .turn import Turn
 
-_GROUP_TIMEOUT_S = 150.0
+_GROUP_TIMEOUT_S = 300.0  # as long as others may hold the GPUs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Cells, of which each pair takes the next one. `folder` is the run's own, with queue and locks; `caches` may be
-    shared with other runs.
+    """Units of cells, of which each pair takes the next one. `folder` is the run's own, with queue and locks; `caches`
+    may be shared with other runs.
 
-    `common` goes into every row. `lane`: which two GPUs of the machine this pair shares with others.
+    `common` goes into every row. `lane`: which two GPUs of the machine this pair shares with others. `lock`: a file
+    that whoever uses those GPUs has locked, None for one of this run only.
     Units: `deadline` of `time.time`; no cell begins less than `cell_s` seconds before it.
     """
 
-    cells: tuple[Cell, ...]
+    units: tuple[Unit, ...]
     plan: Plan
     folder: Path
     caches: Path
@@ -46,6 +48,12 @@ class Job:
     deadline: float
     cell_s: float
     lane: int = 0
+    lock: Path | None = None
+
+    @property
+    def num_cells(self) -> int:
+        """Of all units."""
+        return sum(map(len, self.units))
 
     @property
     def queue(self) -> Queue:
@@ -54,7 +62,7 @@ class Job:
 
 
 def work(rank: int, say: Callable[[str], None], *, job: Job) -> int:
-    """How many cells were measured."""
+    """How many units were measured."""
     faulthandler.enable()  # a crash is to say where
     on_gpu, tracer = job.plan.device != "cpu", Tracer(SharedPlatform() if job.plan.device == "shared" else None)
     mesh = init_device_mesh("cuda" if on_gpu else "cpu", (dist.get_world_size(),))
@@ -62,11 +70,13 @@ def work(rank: int, say: Callable[[str], None], *, job: Job) -> int:
     if job.plan.device == "cuda":
         _allow_async_tp(mesh.get_group())
     host_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
-    turn = Turn(path=job.folder / f"turn-{job.lane}.lock", host_group=host_group, quiet=job.plan.quiet)
+    turn = Turn(path=job.lock or job.folder / f"turn-{job.lane}.lock", host_group=host_group, quiet=job.plan.quiet)
     turn.start_compiling()
     if on_gpu:
         say("starting the compiler")
         first_compilation("cuda", job.caches / "first")
+    if job.plan.profile:
+        record(lambda: None)  # its first start takes seconds, in which no pair should hold the GPUs
     done = 0
     while (number := _next_cell(job, rank, host_group)) is not None:
         say(f"begun {number}")
@@ -76,7 +86,7 @@ def work(rank: int, say: Callable[[str], None], *, job: Job) -> int:
             mesh=mesh, turn=turn, tracer=tracer, say=say, publish=partial(_write, job, rank),
             cache=job.caches if on_gpu or job.plan.compile_times else None,
         )  # fmt: skip
-        rows = run_cell(job.cells[number], job.plan, place)
+        rows = run_unit(job.units[number], job.plan, place)
         turn.finish_cell()
         _write(job, rank, rows)
         say(f"done {number}")
@@ -91,7 +101,7 @@ def _next_cell(job: Job, rank: int, host_group: dist.ProcessGroup) -> int | None
         number.fill_(job.queue.take())
     dist.broadcast(number, 0, group=host_group)
     found = int(number.item())
-    return found if 0 <= found < len(job.cells) else None
+    return found if 0 <= found < len(job.units) else None
 
 
 def _allow_async_tp(group: dist.ProcessGroup) -> None:

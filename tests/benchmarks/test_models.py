@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from benchmarks.models import command, results, table
-from benchmarks.models.cells import MODES, Cell, Selection
+from benchmarks.models.cells import MODES, Cell, Selection, units_of
+from benchmarks.models.contenders import GraphSwitch
 from benchmarks.models.correct import ratios, too_far
 from benchmarks.models.overlap import overlap_of, union
 from benchmarks.models.timing import Spread
@@ -179,3 +181,21 @@ def test_rows_survive_a_restart_as_json_lines(tmp_path: Path) -> None:
     cell = Cell(model="8B", form="sequence", batch=1, tokens=512, mode="default")
     assert results.is_done(cell, ("eager", "mkernel"), results.read(path))
     assert not results.is_done(cell, ("eager", "other"), results.read(path))
+
+
+def test_both_modes_of_a_size_are_one_unit_where_they_are_compiled_together() -> None:
+    cells = command.in_order(Selection(models=("8B",)).cells("cuda"), ["512 reduce", "2048 default", "512 default"])
+    assert [len(unit) for unit in units_of(cells, together=True)] == [2, 2, 1, 1]
+    assert [cell.mode for cell in units_of(cells, together=True)[0]] == list(MODES)
+    assert units_of(cells, together=False) == tuple((cell,) for cell in cells)
+
+
+def test_what_is_compiled_once_runs_captured_or_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    inductor = importlib.import_module("torch._inductor.compile_fx")
+    monkeypatch.setattr(inductor, "cudagraphify", lambda model, **_: lambda inputs: ["captured", *model(inputs)])
+    switch = GraphSwitch()
+    with switch.installed():
+        call = inductor.cudagraphify(lambda inputs: [2 * one for one in inputs], device_index=0)
+    assert call([1]) == ["captured", 2]
+    switch.on = False
+    assert call([1]) == [2]
