@@ -278,7 +278,7 @@ class GatherOperation(Repeatable[Tensor, Sequence[Tensor | None], list[Tensor]])
                 prepared = self._prepare(tensors, addresses)
             prepared.run(tensors, stream, capture != 0)
             if tensors is not None:
-                self._end_first(capture != 0)
+                self._end_new(capture != 0)
             device.chain.leave(stream, capture)
         return outs
 

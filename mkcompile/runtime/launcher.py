@@ -193,6 +193,7 @@ class Launcher(ShortcutLauncher):
         group = self._resources.group(call.group, device.device)
         if group.obstacle:
             return _Unfused(group.workspace.exchange.group)
+        self._let_launches_end(group)
         max_grid = _max_grid(device, group, call)
         form = replace(form, config=over_nodes(form.config, group.workspace.network))
         tactic = self._tactics(call, form, max_grid)
@@ -239,6 +240,7 @@ class Launcher(ShortcutLauncher):
         group = self._resources.group(call.group, device.device)
         if group.obstacle:
             return _Unfused(group.workspace.exchange.group)
+        self._let_launches_end(group)
         form = replace(form, config=over_nodes(form.config, group.workspace.network))
         choice = self._tactics.gather(call, form, _max_grid(device, group, call))
         if choice is None:
@@ -261,6 +263,11 @@ class Launcher(ShortcutLauncher):
             plan_key=call.plan_key,
             newest_group=group.reserve.newest,
         )
+
+    def _let_launches_end(self, group: Group) -> None:
+        """Over nodes, before anything is loaded: see `Repeatable._end_new`."""
+        if group.workspace.network is not None and not self._platform.is_capturing():
+            group.workspace.backing.settle()
 
     def _forget(self, group: Group) -> None:
         """The process group has ended; another one has its name."""

@@ -88,18 +88,22 @@ class Repeatable(ABC, Generic[_Rows, _Bias, _Result]):
     plan_key: str
     newest_group: Newest
     workspace: Workspace | None = None
-    #: On which a launch over nodes has ended.
+    #: Launches on `settled` that were waited for.
+    num_settled: int = 0
     settled: Workspace | None = None
 
-    def _end_first(self, capturing: bool) -> None:
-        """Over nodes the first launch on a workspace ends before its caller goes on. What runs for the first time
-        behind it makes the driver load code, which waits for all kernels and holds up the proxy's copies, for which
-        this one waits. Source: docs/decisions/404-queues-of-the-device.md.
+    def _end_new(self, capturing: bool) -> None:
+        """Over nodes a launch from new addresses ends before its caller goes on, as those of a first step are. What
+        runs for the first time behind it makes the driver load code or get memory, which waits for all kernels and
+        holds up the proxy's copies, for which this one waits. Source: docs/decisions/404-queues-of-the-device.md.
         """
-        group = self.group.workspace
-        if group.network is not None and not capturing and self.settled is not self.workspace:
-            group.backing.settle()
-            self.settled = self.workspace
+        if self.group.workspace.network is None or capturing:
+            return
+        if self.settled is not self.workspace:
+            self.settled, self.num_settled = self.workspace, 0
+        if self.num_settled < _MAX_LAUNCHES:  # of operands that are always elsewhere not for ever
+            self.num_settled += 1
+            self.group.workspace.backing.settle()
 
     @abstractmethod
     def run(self, x: _Rows, w: Sequence[Tensor], bias: _Bias) -> _Result | None:
@@ -243,6 +247,7 @@ class Operation(Repeatable[Sequence[Tensor], Tensor | None, Tensor]):
             if result is not None:
                 self.group.workspace.board.describe(launch.identity)
             launch.run(stream, captured)
+            self._end_new(captured)
             self._keep(addresses, launch)
             return
         given_x, given_w, given_bias, out = tensors
@@ -255,7 +260,7 @@ class Operation(Repeatable[Sequence[Tensor], Tensor | None, Tensor]):
         launch = PreparedLaunch(self.kernel, arguments)
         self.group.workspace.board.describe(launch.identity)
         launch.run(stream, captured)
-        self._end_first(captured)
+        self._end_new(captured)
         if _addresses(x, w, bias, out) == addresses:
             self._keep(addresses, launch)
             self.model = launch

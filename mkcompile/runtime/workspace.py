@@ -246,6 +246,8 @@ class GroupWorkspace:
     def _replace(self, layout: WorkspaceLayout) -> None:
         step = f"workspace of {layout.total_bytes >> 20} MiB"
         members = self._members()
+        if self.network is not None:  # the driver, asked for memory, would hold up proxies that launches wait for
+            self.backing.settle()
         with ExitStack() as undo:
             slot = self._claim(undo, step, members)
             buffer = make_buffer(self.exchange, self.backing, step, layout.total_bytes, layout.region_offset, members)

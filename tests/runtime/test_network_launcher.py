@@ -24,6 +24,8 @@ from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
 from mkcompile.runtime import abi
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.gather_operation import GatherOperation
+from mkcompile.runtime.kernel import LoadedKernel
+from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.launcher import Launcher
 from mkcompile.runtime.machine import own_basis
 from mkcompile.runtime.operation import Operation
@@ -102,18 +104,42 @@ def test_a_gather_is_two_kernels_with_sms_of_their_own(
     assert len(platform.loaded) == 1 and len(fake_driver.grids) == 4
 
 
-def test_the_first_launch_of_a_signature_has_ended_before_other_code_is_loaded(
-    nodes: tuple[Launcher, FakePlatform],
-) -> None:
+def test_launches_from_new_addresses_end_before_other_code_is_loaded(nodes: tuple[Launcher, FakePlatform]) -> None:
     launcher, platform = nodes
     backing, world = platform.backing_of_group, world_of(platform)
-    for call, later in ((all_reduce(world), all_reduce(world)), (gather(world), gather(world))):
+    launcher(all_reduce(world))
+    operation, given, result = operation_of(launcher), all_reduce(world), torch.empty(256, 512, dtype=torch.bfloat16)
+    assert isinstance(operation, Operation)
+    operation.allocate = lambda: result
+
+    def settled(call: GemmAllReduce) -> int:
         before = backing.settled
         launcher(call)
-        assert backing.settled == before + 1
-        launcher(later)
-        launcher(later)
-        assert backing.settled == before + 1, "later launches are not waited for"
+        return backing.settled - before
+
+    other = all_reduce(world)
+    assert [settled(call) for call in (given, given, other, given)] == [1, 0, 1, 0]
+    operation.num_settled = 256
+    another = all_reduce(world)
+    assert settled(another) == 0, "operands that are always elsewhere are not waited for for ever"
+
+
+@pytest.mark.parametrize("make", [all_reduce, gather])
+def test_what_was_launched_ends_before_a_new_signature_loads_its_kernel(
+    nodes: tuple[Launcher, FakePlatform], monkeypatch: pytest.MonkeyPatch, make: Callable[[int], GemmAllReduce]
+) -> None:
+    launcher, platform = nodes
+    launcher(reduce_scatter(world_of(platform)))
+    load, at_load = platform.load, list[int]()
+    before = platform.backing_of_group.settled
+
+    def noted(config: KernelConfig, device: torch.device) -> LoadedKernel:
+        at_load.append(platform.backing_of_group.settled)
+        return load(config, device)
+
+    monkeypatch.setattr(platform, "load", noted)
+    launcher(make(world_of(platform)))
+    assert at_load == [before + 1] and platform.backing_of_group.settled == before + 2, "its first launch is, too"
 
 
 def test_no_launch_of_one_node_is_waited_for(fake_driver: FakeDriver) -> None:
