@@ -1,12 +1,14 @@
 """What `explain` predicts for each cell's step, as it is and fused: to stand beside the measurement.
 
-Weights are on the meta device and the ranks are not there, so this runs beside the measuring pairs, on processors only.
+The ranks are not there, and weights of blocks are on the meta device, those of whole models in this process: it runs
+beside the measuring pairs, on processors only.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +22,21 @@ from mkcompile.inspect.report import Report
 
 from .blocks import parallel_stack
 from .cells import MODELS, Cell
+from .huggingface import inference
 
 
 def request_of(cell: Cell, world_size: int, topology: str, train: bool) -> Request:
-    """The cell's blocks on the meta device; needs a process group, real or fake, of that many ranks."""
+    """The cell's blocks or whole model; needs a process group, real or fake, of that many ranks."""
     mesh = init_device_mesh("cpu", (world_size,))
+    options = {"mkernel.topology": topology}
+    if not cell.trains:
+        whole, ids = inference(cell.model, cell.batch, cell.tokens, mesh, torch.bfloat16)
+        return Request(model=whole, args=(ids,), options=options, backward=False)
     module: nn.Module = parallel_stack(MODELS[cell.model], cell.form, mesh, torch.bfloat16).requires_grad_(train)
     length = cell.tokens // (world_size if cell.form == "sequence" else 1)
     shape = (cell.batch, length, MODELS[cell.model].hidden)
     x = torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=train)
-    return Request(model=module, args=(x,), options={"mkernel.topology": topology}, backward=train)
+    return Request(model=module, args=(x,), options=options, backward=train)
 
 
 def prediction_of(cell: Cell, reports: dict[str, Report]) -> dict[str, Any]:
@@ -46,12 +53,13 @@ def prediction_of(cell: Cell, reports: dict[str, Report]) -> dict[str, Any]:
 
 def predict(cells: Sequence[Cell], world_size: int, topology: str, out: Path) -> None:
     """A row for each model, form and size; both modes share it."""
-    distinct = {(cell.model, cell.form, cell.batch, cell.tokens): cell for cell in cells if cell.model in MODELS}
+    distinct = {(cell.model, cell.form, cell.batch, cell.tokens): cell for cell in cells}
     for cell in distinct.values():
-        with fake_world(world_size):
+        passes = ("fwd", "fwdbwd") if cell.trains else ("fwd",)
+        with fake_world(world_size), nullcontext() if cell.trains else torch.no_grad():
             reports = {
                 which: explain_request(request_of(cell, world_size, topology, train=which == "fwdbwd"))
-                for which in ("fwd", "fwdbwd")
+                for which in passes
             }
             row = prediction_of(cell, reports) | {"topology": reports["fwd"].topology}
         with out.open("a", encoding="utf-8") as file:
