@@ -108,6 +108,7 @@ class Nodes:
             on_each(self.group, run)
             self.group.synchronize()
             self.group.check()
+            self.unfused.group.check()
             for rank, out in enumerate(self.unfused.results if name == "unfused" else self.outs):
                 wanted, allowed = (expected_of(self.config, rank, 2, one) for one in (truth, baseline))
                 assert_close(out.to(home), wanted, allowed, f"{self.config.operator} {self.shape} {name} rank {rank}")
