@@ -277,8 +277,8 @@ class GatherOperation(Repeatable[Tensor, Sequence[Tensor | None], list[Tensor]])
                 assert tensors is not None
                 prepared = self._prepare(tensors, addresses)
             prepared.run(tensors, stream, capture != 0)
-            if tensors is not None:
-                self._end_new(capture != 0)
+            if self.is_held:
+                self._let_end(capture != 0)
             device.chain.leave(stream, capture)
         return outs
 
@@ -320,7 +320,7 @@ class GatherOperation(Repeatable[Tensor, Sequence[Tensor | None], list[Tensor]])
                 num_bytes = self.choice.schedule.arena_bytes(self.form.size)
                 areas = self.group.area.require(num_bytes, stream, capturing, workspace.slot)
         if workspace is not self.workspace or areas is not self.areas:
-            self.workspace, self.areas = workspace, areas
+            self.workspace, self.areas, self.is_held = workspace, areas, workspace.is_held
             self.launches.clear()
             self.model = None
             self.site = self._site(workspace, areas)

@@ -265,7 +265,7 @@ class Launcher(ShortcutLauncher):
         )
 
     def _let_launches_end(self, group: Group) -> None:
-        """Over nodes, before anything is loaded: see `Repeatable._end_new`."""
+        """Over nodes, before anything is loaded: see `Repeatable._let_end`."""
         if group.workspace.network is not None and not self._platform.is_capturing():
             group.workspace.backing.settle()
 

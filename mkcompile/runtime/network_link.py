@@ -29,12 +29,16 @@ _GOODBYE_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkLink:
-    """Of one workspace. Its launches must have ended, here and on the peers, before it is closed."""
+    """Of one workspace. Its launches must have ended, here and on the peers, before it is closed.
+
+    `calls_driver`: CUDA's, to copy or to store flags, while launches wait.
+    """
 
     table: NetworkTable
     check: Callable[[], None]
     close: Callable[[], None]
     counters: Callable[[], dict[str, int]]
+    calls_driver: bool
 
     def state(self) -> str:
         """What the proxy of this rank has done, for whoever finds that a kernel has waited in vain."""
@@ -125,7 +129,15 @@ class CudaLinks:
         table = NetworkTable(
             shape=shape, ring_control=ring.control, ring_slots=ring.slots, capacity=config.ring_capacity
         )
-        return NetworkLink(table=table, check=proxy.check, close=lambda: _close(proxy, pinned), counters=proxy.counters)
+        return NetworkLink(
+            table=table,
+            check=proxy.check,
+            close=lambda: _close(proxy, pinned),
+            counters=proxy.counters,
+            calls_driver=config.transport not in NIC_TRANSPORTS
+            or proxy.counts
+            or proxy.registration == "bounce buffer",
+        )
 
     def _bring(
         self, exchange: Exchange, buffer: SymmetricBuffer, layout: WorkspaceLayout, pinned: _Pinned

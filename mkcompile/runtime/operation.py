@@ -88,21 +88,15 @@ class Repeatable(ABC, Generic[_Rows, _Bias, _Result]):
     plan_key: str
     newest_group: Newest
     workspace: Workspace | None = None
-    #: Launches on `settled` that were waited for.
-    num_settled: int = 0
-    settled: Workspace | None = None
+    #: The host waits for each launch on the workspace: see `_let_end`.
+    is_held: bool = False
 
-    def _end_new(self, capturing: bool) -> None:
-        """Over nodes a launch from new addresses ends before its caller goes on, as those of a first step are. What
-        runs for the first time behind it makes the driver load code or get memory, which waits for all kernels and
-        holds up the proxy's copies, for which this one waits. Source: docs/decisions/404-queues-of-the-device.md.
+    def _let_end(self, capturing: bool) -> None:
+        """Over nodes with a proxy that calls the driver a launch ends before its caller goes on. What comes behind it
+        may have code to load or memory to get, for which the driver waits for all kernels and holds up the proxy's
+        calls, for which this launch waits. Source: docs/decisions/404-queues-of-the-device.md.
         """
-        if self.group.workspace.network is None or capturing:
-            return
-        if self.settled is not self.workspace:
-            self.settled, self.num_settled = self.workspace, 0
-        if self.num_settled < _MAX_LAUNCHES:  # of operands that are always elsewhere not for ever
-            self.num_settled += 1
+        if self.is_held and not capturing:
             self.group.workspace.backing.settle()
 
     @abstractmethod
@@ -173,6 +167,8 @@ class Operation(Repeatable[Sequence[Tensor], Tensor | None, Tensor]):
                 self._launch_new((x, w, bias, out), addresses, stream, capture != 0)
             else:
                 launch.run(stream, capture != 0)
+            if self.is_held:
+                self._let_end(capture != 0)
             if capture or device.chain.has_events:
                 device.chain.leave(stream, capture)
         return out
@@ -234,7 +230,7 @@ class Operation(Repeatable[Sequence[Tensor], Tensor | None, Tensor]):
     def _bind(self, stream: int, capturing: bool) -> None:
         workspace = self.group.workspace.require(self.demand, stream, capturing)
         if workspace is not self.workspace:
-            self.workspace = workspace
+            self.workspace, self.is_held = workspace, workspace.is_held
             self._forget_launches()
 
     def _launch_new(
@@ -247,7 +243,6 @@ class Operation(Repeatable[Sequence[Tensor], Tensor | None, Tensor]):
             if result is not None:
                 self.group.workspace.board.describe(launch.identity)
             launch.run(stream, captured)
-            self._end_new(captured)
             self._keep(addresses, launch)
             return
         given_x, given_w, given_bias, out = tensors
@@ -260,7 +255,6 @@ class Operation(Repeatable[Sequence[Tensor], Tensor | None, Tensor]):
         launch = PreparedLaunch(self.kernel, arguments)
         self.group.workspace.board.describe(launch.identity)
         launch.run(stream, captured)
-        self._end_new(captured)
         if _addresses(x, w, bias, out) == addresses:
             self._keep(addresses, launch)
             self.model = launch

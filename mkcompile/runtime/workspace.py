@@ -115,6 +115,11 @@ class Workspace:
     link: NetworkLink | None = None
     captured: bool = False
 
+    @property
+    def is_held(self) -> bool:
+        """Its launches wait for a proxy that calls the driver, and the host waits for them."""
+        return self.link is not None and self.link.calls_driver
+
     def close_link(self) -> None:
         """What a kernel has reported still says what ended the proxy, and not that it was closed."""
         link, self.link = self.link, None

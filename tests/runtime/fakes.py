@@ -156,6 +156,7 @@ class FakePlatform:
         self.nodes: tuple[int, ...] = ()
         self.link_failure: TransportError | None = None
         self.proxy_failure: TransportError | None = None
+        self.proxy_calls_driver = True
         self.closed_links: list[int] = []
         self.loaded: list[KernelConfig] = []
         self.compiled_together: list[tuple[str, ...]] = []
@@ -206,7 +207,10 @@ class FakePlatform:
             is_closed.set()
             self.closed_links.append(layout.total_bytes)
 
-        return NetworkLink(table=table, check=check, close=close, counters=lambda: dict.fromkeys(COUNTERS, 3))
+        return NetworkLink(
+            table=table, check=check, close=close, counters=lambda: dict.fromkeys(COUNTERS, 3),
+            calls_driver=self.proxy_calls_driver,
+        )  # fmt: skip
 
     def backing(self, device: torch.device, group: str) -> FakeBacking:
         return self.backing_of_group
