@@ -8,8 +8,9 @@
 //                                       empty stages
 // load     rows_brought, empty stages   full stages      weight; the own workspace
 //
-// Shards are so small that no block waits for its share of the link: the compute threads copy the own one to all ranks
-// while the first weights are loaded. All blocks are resident: each waits for parts that all blocks of others bring.
+// Shards are so small that no block waits for its share of the link: the compute threads of the first blocks copy the
+// own one to all ranks while the first weights are loaded. All blocks wait for what those bring, who wait for nobody:
+// once they are resident, others may come as others end (decision 306).
 #include "device/gather_block.cuh"
 #include "device/stream.cuh"
 
@@ -38,7 +39,7 @@ struct FewRows {
 template <class Op>
 struct RowCopy {
   using Rows = FewRows<typename Op::Tile>;
-  static constexpr u32 kThreads = kMathGroups * 128, kAtOnce = 4;
+  static constexpr u32 kThreads = kMathGroups * 128, kAtOnce = 8;
   const LaunchArguments& args;
   const GatherArguments& gather;
   const SharedMemory<typename Op::Tile>& memory;
@@ -120,12 +121,16 @@ struct FewRowsLoader {
     load_weight_block(args, memory, stage, 0, k_block * kBlockK, column);
   }
 
-  /// All parts of all shards are here, or the launch has been given up. Returns where they lie.
+  /// Number `i` of this block's k-blocks of a tile that does not begin with the first.
+  MK_DEVICE u32 k_block_at(u32 i, u32 count) const { return plan.first_k() + (i < count ? i : i - count); }
+
+  /// All parts of all shards are here, the own ones first, or the launch has been given up. Returns where they lie.
   MK_DEVICE const TensorMap* await_rows() const {
     wait_phase(args, memory.entered(), 0, kLoadRole);
     const FewRows<Tile> rows{args, gather, load_shared(memory.epoch())};
     bool given_up = rows.epoch == 0;
-    for (u32 source = 0; source < args.world && !given_up; ++source) {
+    for (u32 step = 0; step < args.world && !given_up; ++step) {
+      const u32 source = args.rank + step < args.world ? args.rank + step : args.rank + step - args.world;
       const WaitSite site{kLoadRole, source, 0};
       bool mine = source == args.rank || meet_peer<Op::kOperator>(args, rows.epoch, site);
       for (u32 part = threadIdx.x % 32; part < gather.parts && mine; part += 32) {
@@ -145,17 +150,18 @@ struct FewRowsLoader {
     for (u32 position = plan.first; position < plan.tiles; position += plan.step) {
       const u32 tile = plan.tile(position);
       const i32 row = plan.row(tile), column = plan.column(tile);
+      const u32 start = plan.start_k(args, tile);
       u32 ahead = 0;
       trace.begin();
       if (map == nullptr) {
         ahead = count < (u32)Tile::kStages ? count : (u32)Tile::kStages;
-        for (u32 i = 0; leads && i < ahead; ++i) load_weight(i, plan.first_k() + i, column);
+        for (u32 i = 0; leads && i < ahead; ++i) load_weight(i, k_block_at(start + i, count), column);
         const u32 since_ns = trace.now();
         map = await_rows();
         trace.waited(since_ns);
       }
       for (u32 i = 0; leads && i < count; ++i) {
-        const u32 k_block = plan.first_k() + i;
+        const u32 k_block = k_block_at(start + i, count);
         if (i >= ahead) {
           wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole, trace);
           load_weight(ring.stage, k_block, column);
@@ -185,11 +191,15 @@ MK_DEVICE void run_stream_gather_block(const LaunchArguments& args, const Gather
   using Tile = typename Op::Tile;
   const auto memory = shared_memory<Tile>();
   Trace trace(args, kComputeLane, threadIdx.x == 0);
-  trace.begin();
   init_barriers(memory);
+  if (threadIdx.x == 32) prefetch_tensor_map(&args.weight[0]);
+  if (threadIdx.x < 2) prefetch_tensor_map(&gather.arena[threadIdx.x]);
   __syncthreads();
   if constexpr (Tile::kSplit > 1) cluster_arrive();  // who sends to others waits for them: Exchange::begin
   const StreamPlan<Tile> plan(args, false);
+  launch_dependents();
+  await_predecessors();
+  trace.begin();
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
   if (group == kMathGroups) {
     decrease_registers<kStreamHelperRegisters>();

@@ -70,7 +70,7 @@ class GatherSchedule:
     Units: `grid` blocks. `mover` and `order`: a `GatherMover` and a `GatherOrder` of the device. `image_rows` rows of
     an image, as many as the tile has; images of `band` row tiles are sent together, k-block by k-block. The copy engine
     moves `group_rows` rows of a shard at once. A streaming kernel copies a shard in so many `parts`, to where all rows
-    lie as a matrix.
+    lie as a matrix; each of its tiles begins `stagger` k-blocks after the one before.
     """
 
     grid: int
@@ -81,11 +81,12 @@ class GatherSchedule:
     group_rows: int = 128
     raster_group: int = 8
     parts: int = 0
+    stagger: int = 0
 
     def __post_init__(self) -> None:
         if min(self.grid, self.group_rows, self.raster_group, self.band, self.image_rows) < 1:
             raise ValueError(f"not a schedule: {self}")
-        if self.parts < 0 or (self.parts and (self.order, self.mover) != (TOGETHER, BLOCKS_PUSH)):
+        if min(self.parts, self.stagger) < 0 or (self.parts and (self.order, self.mover) != (TOGETHER, BLOCKS_PUSH)):
             raise ValueError(f"not a schedule: {self}")
         movers = ENGINE_COPIES, BLOCKS_PUSH, PEERS_READ, BLOCKS_PULL
         if self.order not in (APART, TOGETHER, COLUMNS) or self.mover not in movers:
@@ -257,7 +258,7 @@ def fill_words(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, 
     size, schedule, peers = launch.size, launch.schedule, launch.peers
     packed.m, packed.k[0], packed.terms, packed.scale = size.rows, size.k, 1, 1.0
     packed.segments, packed.segment_rows = size.segments, size.segment_rows
-    packed.raster_group = schedule.raster_group
+    packed.raster_group, packed.lag = schedule.raster_group, schedule.stagger
     packed.rank, packed.world = peers.rank, size.world
     for rank, address in enumerate(peers.workspaces):
         packed.workspace[rank] = address
@@ -288,6 +289,16 @@ def argument_words(
     return packed, gather, identity
 
 
+def _launch_attributes(config: KernelConfig, share_device: bool) -> list[driver.LaunchAttribute]:
+    """All blocks are resident, since each moves rows that others wait for. Of a streaming kernel only the first blocks
+    do, which wait for nobody; its blocks wait for earlier work themselves. Source: docs/decisions/307-all-gather.md.
+    """
+    if not config.streams:
+        return [driver.cooperative_attribute()]
+    early = driver.cooperative_attribute() if share_device else driver.early_attribute()
+    return [early, *([driver.cluster_attribute(config.split)] if config.split > 1 else [])]
+
+
 class PreparedGather:
     """A launch with its argument blocks filled in: `run` may be called again while pointers and sizes stay the same.
 
@@ -302,9 +313,7 @@ class PreparedGather:
         fill_maps(packed, gather, kernel.config, launch)
         if kernel.config.trace and launch.trace is not None:
             launch.trace.stamp(packed, f"{self.identity.text}, grid {launch.schedule.grid}", launch.peers.group)
-        attributes = [driver.cooperative_attribute()]
-        if kernel.config.split > 1:
-            attributes.append(driver.cluster_attribute(kernel.config.split))
+        attributes = _launch_attributes(kernel.config, launch.peers.share_device)
         self._kernel, self._attributes = kernel, (driver.LaunchAttribute * len(attributes))(*attributes)
         config = driver.LaunchConfig(
             grid=(launch.schedule.grid, 1, 1),

@@ -37,8 +37,9 @@ _GROUP_ROWS = 128
 #: Up to so many gathered rows the weights are what is read: they must be read once.
 _TOGETHER_ROWS = 512
 _RASTER_GROUP = 8
-#: Streaming kernels: parts that a shard is copied in; what goes before the products; and one k-block of a tile.
-_PARTS = 128
+#: Streaming kernels: bytes of a part of a shard, which a block copies, and parts, each of which all blocks look for;
+#: what goes before the products; and one k-block of a tile.
+_PART_BYTES, _MAX_PARTS = 32 << 10, 64
 _STREAM_START_US, _STREAM_COPY_BYTES_PER_US, _SM_LOAD_BYTES_PER_US, _STREAM_BLOCK_US = 7.0, 250e3, 120e3, 0.2
 #: A k-block of the smallest tile beside a gather. Source: benchmarks/results/2xh200/gather_small.jsonl, up to 64 rows.
 _BLOCK_US = 0.4
@@ -46,7 +47,8 @@ _BLOCK_US = 0.4
 STREAM_GATHERS = (
     StreamForm((64, 32), 1), StreamForm((64, 32), 2), StreamForm((64, 64), 1), StreamForm((64, 64), 2),
     StreamForm((64, 64), 4), StreamForm((64, 128), 1), StreamForm((64, 128), 2), StreamForm((64, 128), 4),
-    StreamForm((128, 64), 1), StreamForm((128, 64), 2), StreamForm((128, 64), 4), StreamForm((128, 128), 2),
+    StreamForm((128, 64), 1), StreamForm((128, 64), 2), StreamForm((128, 64), 4), StreamForm((128, 128), 1),
+    StreamForm((128, 128), 2),
 )  # fmt: skip
 
 
@@ -127,9 +129,11 @@ def stream_choice(base: KernelConfig, size: GatherSize, max_grid: int, form: Str
     config = stream_config(base, form.tile, form.split)
     tiles = ceil(size.rows / config.block_m) * size.tiles_n(config)
     waves = ceil(tiles / most_clusters(config, max_grid))
+    grid = ceil(tiles / waves) * form.split
     schedule = GatherSchedule(
-        grid=ceil(tiles / waves) * form.split, order=TOGETHER, image_rows=config.block_m, parts=_PARTS
-    )
+        grid=grid, order=TOGETHER, image_rows=config.block_m,
+        parts=min(ceil(size.shard_bytes / _PART_BYTES), _MAX_PARTS, grid),
+    )  # fmt: skip
     rows = min(config.block_m, ceil(size.rows / 8) * 8)
     block_us = max(_STREAM_BLOCK_US, (rows + config.block_n) * BLOCK_K * 2 / _SM_LOAD_BYTES_PER_US)
     streamed_us = max(
