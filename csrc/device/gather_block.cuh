@@ -120,6 +120,7 @@ MK_DEVICE void carry_role(const LaunchArguments& args, const GatherArguments& ga
   carrier.run(epoch);
   while (!roll.finished()) {
     const u32 peer = roll.peer();
+    roll.trace.begin();
     if (!meet_peer<Op::kOperator>(args, epoch, WaitSite{kEntry, peer, 0})) return;
     roll.step();
   }

@@ -81,8 +81,11 @@ struct ImageArrivals {
 
   MK_DEVICE void meet(u32 source, u32 row_tile) {
     if (source == images.args.rank || met >> source & 1) return;
+    Trace trace(images.args, kSignalLane, kLanes == 32 && threadIdx.x % 32 == 0);  // of clocks: see trace/clocks.py
+    trace.begin();
     given_up |= !all(meet_peer<Op::kOperator>(images.args, images.epoch, WaitSite{kLoadRole, source, row_tile}));
     met |= 1u << source;
+    trace.end_wait(kTraceReceive, source, kNoTile);
   }
 
   /// Of the images from number `index` on, how many have come: at most `count`, at most as many as there are lanes.

@@ -132,7 +132,10 @@ struct FewRowsLoader {
     for (u32 step = 0; step < args.world && !given_up; ++step) {
       const u32 source = args.rank + step < args.world ? args.rank + step : args.rank + step - args.world;
       const WaitSite site{kLoadRole, source, 0};
+      Trace meeting(args, kSignalLane, leads && source != args.rank);
+      meeting.begin();
       bool mine = source == args.rank || meet_peer<Op::kOperator>(args, rows.epoch, site);
+      meeting.end_wait(kTraceReceive, source, kNoTile);
       for (u32 part = threadIdx.x % 32; part < gather.parts && mine; part += 32) {
         // pairs-with: rows_brought acquire (compute_role -> load_role), scope sys
         mine = wait_until<Op::kOperator>(args, rows.flag(args.rank, source, part), rows.epoch, site);
@@ -180,6 +183,7 @@ MK_DEVICE void few_rows_entry_role(const LaunchArguments& args, const SharedMemo
   const u32 epoch = enter_gather<Op>(args, memory);
   RollCall<Op> roll(args, epoch);
   while (!roll.finished()) {
+    roll.trace.begin();
     if (!meet_peer<Op::kOperator>(args, epoch, WaitSite{kEntry, roll.peer(), 0})) return;
     roll.step();
   }
