@@ -42,8 +42,8 @@ class Reason(Enum):
         "and give all weights of one site one layout, [n, k] or [k, n]"
     )
     WEIGHT_PRODUCT = (
-        "a weight gradient reads the gathered tensor, too, and kernels for both are not taken unasked yet; "
-        "set mkernel.fuse='always' to take them"
+        "only weight gradients read the gathered tensor, and no kernel makes them while its rows arrive; "
+        "nothing to do unless another product of it is in the same graph"
     )
     SHAPE = "no kernel takes this shape; make the rows divisible by the ranks, and scatter or gather rows, not columns"
     NO_P2P = (

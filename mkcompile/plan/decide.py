@@ -118,6 +118,8 @@ def check(problem: Problem, topology: Topology) -> tuple[Refusal, str] | None:
         return Refusal.NO_P2P, topology.name
     if problem.dtype not in KERNEL_DTYPES:
         return Refusal.DTYPE, problem.dtype
+    if problem.weight_products == problem.num_gemms:
+        return Refusal.WEIGHT_PRODUCT, f"all {problem.num_gemms}"
     if problem.weight_layout not in ("nk", "kn"):
         return Refusal.LAYOUT, f"weight layout {problem.weight_layout}"
     if min(problem.n, problem.k) == 0:
@@ -164,14 +166,24 @@ def decide(problem: Problem, topology: Topology, policy: Policy = DEFAULT_POLICY
     if 0 < policy.max_ranks < problem.world_size:
         detail = f"{problem.world_size} ranks, at most {policy.max_ranks}"
         return replace(base, refusal=Refusal.TOO_MANY_RANKS, detail=detail)
-    if problem.weight_products and policy.fuse != "always":
-        # its kernels exist (`AllGatherGemm.of_kernels`) but have not run on GPUs in a backward pass
-        return replace(base, refusal=Refusal.WEIGHT_PRODUCT, detail=f"{problem.weight_products} of {problem.num_gemms}")
-    best = best_candidate(problem, topology, policy)
+    part = part_of_kernels(problem)
+    best = best_candidate(part, topology, policy)
     if best is None:
         missing = Refusal.NO_NETWORK_KERNEL if span.num_nodes > 1 else Refusal.NO_KERNEL
         return replace(base, refusal=missing, detail=problem.operator)
-    return _weigh(base, best, policy)
+    behind_us = base.unfused_s * 1e6 - unfused_us(part, span, topology, constants()) if part is not problem else 0.0
+    return _weigh(base, replace(best, seconds=best.seconds + behind_us * 1e-6), policy)
+
+
+def part_of_kernels(problem: Problem) -> Problem:
+    """What a kernel makes where the library makes products of the transposed gathered tensor behind it; all products
+    are taken to be equally wide (see `AllGatherGemm.of_kernels`).
+    """
+    inputs = problem.num_gemms - problem.weight_products
+    if not problem.weight_products or not inputs:
+        return problem
+    n = problem.n * inputs // problem.num_gemms
+    return replace(problem, n=n, num_gemms=inputs, weight_products=0, returns_gathered=True)
 
 
 def best_candidate(

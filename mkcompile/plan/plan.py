@@ -20,7 +20,7 @@ class Refusal(Enum):
     TINY_PAYLOAD = "the payload is so small that a flag costs more than the overlap saves"
     DTYPE = "no kernel for this dtype; use bfloat16 or float16"
     LAYOUT = "n and k must be multiples of 8 and all weights must have one layout, [n, k] or [k, n]"
-    WEIGHT_PRODUCT = "a product of the transposed gathered tensor reads the gather, too"
+    WEIGHT_PRODUCT = "all products are of the transposed gathered tensor"
     SHAPE = "no kernel takes this shape: the scattered or gathered rows must divide evenly"
     ONE_RANK = "the group has one rank"
     NO_KERNEL = "no kernel for this operator on this GPU"

@@ -23,7 +23,6 @@ from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
 from mkcompile.ops.groups import find
 from mkcompile.ops.registry import Call, Shortcut, ShortcutLauncher, arguments
-from mkcompile.plan.key import fuse_of
 from mkcompile.runtime import form as forms
 from mkcompile.runtime.external import Blueprint
 from mkcompile.runtime.form import Form, Reduction
@@ -284,13 +283,8 @@ def _holds(operation: _Decision, name: str) -> bool:
 
 
 def _part_of_kernels(call: Call) -> AllGatherGemm | None:
-    """What kernels make of a gather whose other products they don't make.
-
-    Not under the policy `auto`: its parts have run on GPUs, in backward passes together they have not.
-    """
-    if not isinstance(call, AllGatherGemm) or fuse_of(call.plan_key) == "auto":
-        return None
-    return call.of_kernels()
+    """What kernels make of a gather whose other products they don't make."""
+    return call.of_kernels() if isinstance(call, AllGatherGemm) else None
 
 
 def _signature_of(call: Reduction | AllGatherGemm) -> Hashable:

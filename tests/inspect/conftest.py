@@ -38,8 +38,7 @@ def sequence_report() -> Report:
     """The same in sequence parallelism: gathers and scatters, also the one that a weight gradient reads."""
     with fake_world(4):
         model, args = sequence_parallel_mlp(width=4096, tokens=4096)
-        options = {"mkernel.topology": "8xh200", "mkernel.fuse": "always"}
-        return explain_request(Request(model=model, args=args, options=options))
+        return explain_request(Request(model=model, args=args, options={"mkernel.topology": "8xh200"}))
 
 
 @pytest.fixture(scope="session")

@@ -193,9 +193,7 @@ def test_a_70b_layer_is_planned_without_weights(name: str) -> None:
         request = Request(model=model, args=args, kwargs=kwargs, options={"mkernel.topology": "8xh200"})
         report = explain_request(request)
     assert report.capture_s < 60
-    assert len(report.fused()) >= (6 if name == "sequence_parallel_block" else 5)
-    if name == "sequence_parallel_block":
-        assert sum(one.reason is Reason.WEIGHT_PRODUCT for one in report.collectives) == 2
+    assert len(report.fused()) >= (8 if name == "sequence_parallel_block" else 5)
     assert report.totals.step_fused_s < report.totals.step_unfused_s
 
 

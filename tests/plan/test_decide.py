@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mkcompile.ops.problem import Problem
 from mkcompile.plan import PRESETS, UNFUSED, Plan, PlanTable, Policy, Refusal, decide, judge_for
 from mkcompile.plan.candidates import Site, candidates
+from mkcompile.plan.decide import part_of_kernels
 from mkcompile.plan.topology import preset
 from tests.plan.problems import OPERATORS, problem
 
@@ -61,8 +62,8 @@ LOSERS: dict[str, tuple[Problem, Refusal]] = {
     "strided weight": (problem("gemm_all_reduce", 8192, 8192, 3584, weight_layout="other"), Refusal.LAYOUT),
     "columns": (problem("gemm_reduce_scatter", 8192, 8192, 3584, dim="columns"), Refusal.SHAPE),
     "uneven rows": (problem("gemm_reduce_scatter", 8191, 8192, 3584), Refusal.SHAPE),
-    "a weight gradient": (
-        problem("all_gather_gemm", 8192, 8192, 3584, num_gemms=2, weight_products=1),
+    "nothing but a weight gradient": (
+        problem("all_gather_gemm", 8192, 8192, 3584, num_gemms=1, weight_products=1, weight_layout="other"),
         Refusal.WEIGHT_PRODUCT,
     ),
     "many terms": (problem("gemm_all_reduce", 8192, 8192, 3584, num_gemms=9), Refusal.SHAPE),
@@ -81,6 +82,18 @@ def test_losing_sites_are_refused_with_their_reason(name: str) -> None:
     assert judge_for(PAIR)(one) is refusal
 
 
+def test_a_weight_gradient_is_made_behind_the_kernel_that_gathers() -> None:
+    one = problem("all_gather_gemm", 16384, 2 * 3584, 8192, num_gemms=2, weight_products=1)
+    part = part_of_kernels(one)
+    assert (part.n, part.num_gemms, part.weight_products, part.returns_gathered) == (3584, 1, 0, True)
+    both, alone = decide(one, PAIR), decide(part, PAIR)
+    assert both.fused_s is not None and alone.fused_s is not None and both.plan == alone.plan
+    behind_s = both.unfused_s - alone.unfused_s
+    assert both.fused_s == pytest.approx(alone.fused_s + behind_s, rel=0.01), "but for what ceilings cut off"
+    assert 0 < behind_s < both.saving_s + both.fused_s
+    assert both.plan.variant in ("push", "copy_engine"), "the others leave no gathered tensor"
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_nothing_fuses_without_peer_access(operator: str) -> None:
     assert decide(problem(operator, 8192, 8192, 4096), NO_P2P).refusal is Refusal.NO_P2P
@@ -96,7 +109,6 @@ def test_always_fuses_what_is_legal_and_nothing_else() -> None:
     always = judge_for(PAIR, Policy(fuse="always"))
     saving = always(LOSERS["tiny payload"][0])
     assert isinstance(saving, float) and saving > 0
-    assert isinstance(always(LOSERS["a weight gradient"][0]), float)
     for name in ("dtype", "odd n", "columns"):
         assert always(LOSERS[name][0]) is LOSERS[name][1]
 

@@ -64,7 +64,8 @@ def test_products_that_no_kernel_makes_follow_one_that_gathers(launcher: Launche
     assert short is not None
     again = short(*arguments(mixed))
     assert [tuple(out.shape) for out in again] == [(64, 48), (256, 512)] and len(fake_driver.launches) == 2
-    assert launcher(replace(mixed, plan_key="auto;")) is None, "not before it has run on GPUs"
+    large = gather(2048, 1024, n=(1024,), forms=[1, 0], w=[tensor(4096, 8), tensor(1024, 1024)], bias=[None, None])
+    assert launcher(replace(large, plan_key="auto;")) is not None
 
 
 def test_later_calls_come_by_the_short_way(launcher: Launcher, fake_driver: FakeDriver) -> None:
