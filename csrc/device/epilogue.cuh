@@ -71,11 +71,25 @@ struct Panel {
   }
 };
 
-/// The sum over ranks `first` to `end`, in rank order, in fp32. `own` are this rank's accumulators. The partial of the
-/// lowest other rank lies in shared memory, further ones in staging slots; `slot` is the next rank's, of even epochs.
+/// Adds the accumulators of panel `index`. Registers have no addresses, so here is code for each panel. All else that
+/// is done with a panel is there once, or there would be a third more to compile.
+template <class Element, class Tile>
+MK_DEVICE void add_accumulators(const float* acc, int index, Panel<Element, Tile>& sum) {
+  constexpr int kValues = Panel<Element, Tile>::kValues;
+#pragma unroll
+  for (int panel = 0; panel < Tile::kPanels; ++panel) {
+    if (panel != index) continue;
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) sum.values[i] += acc[panel * kValues + i];
+  }
+}
+
+/// The sum of panel `index` over ranks `first` to `end`, in rank order, in fp32. `acc` are this rank's accumulators.
+/// The partial of the lowest other rank lies in shared memory, further ones in staging slots; `slot` is the next
+/// rank's, of even epochs.
 template <class Element, class Tile>
 MK_DEVICE void sum_ranks(const LaunchArguments& args, const SharedMemory<Tile>& memory, u32 first, u32 end, u32 shared,
-                         const u8* slot, const float* own, Panel<Element, Tile>& sum) {
+                         const u8* slot, const float* acc, int index, Panel<Element, Tile>& sum) {
   using Values = Panel<Element, Tile>;
   const u32 in_shared = args.rank == 0, mine = Values::fragment_offset();
 #pragma unroll
@@ -83,8 +97,7 @@ MK_DEVICE void sum_ranks(const LaunchArguments& args, const SharedMemory<Tile>& 
 #pragma unroll 1
   for (u32 source = first; source < end; ++source) {
     if (source == args.rank) {
-#pragma unroll
-      for (int i = 0; i < Values::kValues; ++i) sum.values[i] += own[i];
+      add_accumulators(acc, index, sum);
       continue;
     }
     const u8* partial = shared_pointer(shared);
@@ -162,13 +175,13 @@ struct Epilogue {
     const u32 parity = (own ? own_tiles : tiles + 1) & 1;
     const Staging<Tile> even{args, 0};
     const u8* slot = even.partial_slot(args.rank, args.rank + 1 < args.world ? args.rank + 1 : 0, note.index);
-#pragma unroll
+#pragma unroll 1
     for (int index = 0; index < Tile::kPanels; ++index) {
       const u32 shared = memory.panel(group, index), in_tile = (group * Tile::kPanels + index) * Tile::kPanelBytes;
       const u32 barrier = own ? memory.panel_staged(group, index) : memory.panel_empty(group, index);
       wait_phase(args, barrier, parity, kComputeRole, trace);
       Values panel;
-      sum_ranks(args, memory, first, end, shared, slot + in_tile, acc + index * Values::kValues, panel);
+      sum_ranks(args, memory, first, end, shared, slot + in_tile, acc, index, panel);
       if constexpr (Op::kHasBias) panel.add_bias(args.bias, args.n, column + index * Tile::kPanelN);
       if (own) {
         if (args.scale != 1.f) {

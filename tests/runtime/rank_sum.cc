@@ -1,4 +1,5 @@
 // The epilogue's sum over the ranks, `sum_ranks` of csrc/device/epilogue.cuh, built for the CPU on memory of the host.
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -105,7 +106,9 @@ extern "C" int wrong_sums(u32 world, u32 rank, u32 epoch, u32 tile, int group, i
   for (unsigned thread = 0; thread < kThreadsOfGroup; ++thread) {
     threadIdx.x = thread;
     Values sum;
-    sum_ranks<Bfloat16, Tile>(args, memory, first, end, shared, slot, &parts[rank][thread * kValues], sum);
+    std::vector<float> accumulators(Tile::kPanels * kValues, NAN);  // of other panels, which are not to be seen
+    std::copy_n(&parts[rank][thread * kValues], kValues, &accumulators[index * kValues]);
+    sum_ranks<Bfloat16, Tile>(args, memory, first, end, shared, slot, accumulators.data(), index, sum);
     for (int i = 0; i < kValues; ++i) {
       float wanted = parts[first][thread * kValues + i];
       for (u32 source = first + 1; source < end; ++source) wanted += parts[source][thread * kValues + i];
