@@ -17,8 +17,8 @@ from mkcompile.runtime.launcher import Launcher
 from mkcompile.runtime.trace.clocks import align
 from mkcompile.runtime.trace.exposed import covered_ns, summary
 from mkcompile.runtime.trace.file import Timeline, read, write
-from mkcompile.runtime.trace.instances import ROLE, instances
-from mkcompile.runtime.trace.record import Recorder, parse
+from mkcompile.runtime.trace.instances import LANE, ROLE, instances
+from mkcompile.runtime.trace.record import RankTrace, Recorder, parse
 
 from .fakes import FakeDriver, FakePlatform
 from .synthetic_trace import EPILOGUE_NS, NUM_BLOCKS, TILE_NS, TILES, rank_trace, ring_bytes
@@ -79,6 +79,29 @@ def test_clocks_are_found_from_flags(ahead_ns: int) -> None:
     assert clocks[0].offset_ns == clocks[0].within_ns == 0
     assert clocks[1].within_ns is not None and clocks[1].within_ns < 12_000
     assert abs(clocks[1].offset_ns + ahead_ns) <= clocks[1].within_ns
+
+
+def entered_only(made: RankTrace, ahead_ns: int, entered_ns: tuple[int, int]) -> RankTrace:
+    """Of all flags only those with which a launch begins: sent at these true times, and waited for by this rank."""
+    tasks = made.tasks[~np.isin(made.tasks["role"], [ROLE["signal"], ROLE["receive"]])]
+    mine = entered_ns[made.rank] + ahead_ns
+    seen = max(mine, entered_ns[1 - made.rank] + ahead_ns + 1_400)
+    rows = np.zeros(2, dtype=tasks.dtype)
+    rows["role"], rows["lane"] = (ROLE["signal"], ROLE["receive"]), (LANE["entry"], LANE["signal"])
+    rows["tile"], rows["owner"] = abi.NO_TILE, (made.rank, 1 - made.rank)
+    rows["start_ns"], rows["end_ns"], rows["waited_ns"] = mine, (mine + 100, seen), (0, seen - mine)
+    return replace(made, tasks=np.concatenate([tasks, rows]))
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_wait_for_a_late_rank_tells_the_clocks_of_both(late: int) -> None:
+    late_ns, ahead_ns = 150_000, 40_000
+    entered = 1_100_000 + late_ns * (late == 0), 1_100_000 + late_ns * (late == 1)
+    first = entered_only(rank_trace(0, 0, epochs=1, late_ns=late_ns * (late == 0)), 0, entered)
+    second = entered_only(rank_trace(1, ahead_ns, epochs=1, late_ns=late_ns * (late == 1)), ahead_ns, entered)
+    clock = align([first, second])[1]
+    assert clock.within_ns is not None and clock.within_ns <= 1_300
+    assert abs(clock.offset_ns + ahead_ns) <= clock.within_ns
 
 
 def test_clocks_without_flags_are_said_to_be_unknown() -> None:

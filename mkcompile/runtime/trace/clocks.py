@@ -1,7 +1,8 @@
 """One time axis for all ranks, from the flags themselves: none is seen before it was sent.
 
 Every flag from rank a to rank b says that b's clock is at least so far ahead of a's; flags the other way bound it from
-above. The tightest of both leave an interval, whose middle is the estimate and whose half is how far it can be off.
+above. The tightest of both leave an interval, whose middle is the estimate and whose half is how far it can be off. A
+rank that came early and did nothing but wait for another's flag has seen it as soon as it came: that bounds both sides.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from mkcompile.runtime.trace.instances import LANE, ROLE, Instance, instances
 from mkcompile.runtime.trace.record import RankTrace
 
 _Key = tuple[object, ...]
+#: A flag on its way, with its reading. Source: docs/timeline.md.
+_FLIGHT_NS = 2_500
+#: Shorter waits found the flag there.
+_WAIT_NS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +34,14 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class _Flags:
-    """When flags of one rank were sent at the earliest and seen at the latest, by the rank's own clock."""
+    """When flags of one rank were sent at the earliest and seen at the latest, by the rank's own clock.
+
+    `awaited`: keys of `seen` whose flag ended a wait for nothing else.
+    """
 
     sent: dict[_Key, int]
     seen: dict[_Key, int]
+    awaited: set[_Key]
 
 
 def align(traces: Sequence[RankTrace]) -> tuple[Clock, ...]:
@@ -63,7 +72,7 @@ def _begin_ns(trace: RankTrace) -> int:
 
 
 def _flags(trace: RankTrace) -> _Flags:
-    flags = _Flags({}, {})
+    flags = _Flags({}, {}, set())
     for one in instances(trace):
         ranks = trace.groups[one.launch]
         if trace.rank not in ranks:
@@ -74,6 +83,9 @@ def _flags(trace: RankTrace) -> _Flags:
         for key, seen_ns in _seen(one, ranks, trace.rank):
             known_ns = flags.seen.setdefault((*launch, *key), seen_ns)
             flags.seen[(*launch, *key)] = min(known_ns, seen_ns)
+        flags.awaited.update(
+            (*launch, *key) for key, end_ns in _awaited(one, ranks) if flags.seen[(*launch, *key)] == end_ns
+        )
     return flags
 
 
@@ -98,8 +110,21 @@ def _seen(one: Instance, ranks: tuple[int, ...], rank: int) -> Iterator[tuple[_K
         yield (ranks[task["owner"]], None, int(task["tile"])), int(task["start_ns"])
 
 
+def _awaited(one: Instance, ranks: tuple[int, ...]) -> Iterator[tuple[_Key, int]]:
+    """Receipts of a peer's entry by a thread that looked at nothing else meanwhile: those of who loads its rows."""
+    tasks = one.tasks[(one.tasks["role"] == ROLE["receive"]) & (one.tasks["lane"] == LANE["signal"])]
+    for task in tasks[tasks["waited_ns"] > _WAIT_NS]:
+        yield (ranks[task["owner"]], None, int(task["tile"])), int(task["end_ns"])
+
+
 def _bounds(near: _Flags, far: _Flags) -> tuple[int, int] | None:
     """The smallest and the largest number that far's times may need added to be near's."""
-    low_ns = [sent_ns - far.seen[key] for key, sent_ns in near.sent.items() if key in far.seen]
-    high_ns = [near.seen[key] - sent_ns for key, sent_ns in far.sent.items() if key in near.seen]
-    return (max(low_ns), min(high_ns)) if low_ns and high_ns else None
+    low_ns = {key: sent_ns - far.seen[key] for key, sent_ns in near.sent.items() if key in far.seen}
+    high_ns = {key: near.seen[key] - sent_ns for key, sent_ns in far.sent.items() if key in near.seen}
+    if not low_ns or not high_ns:
+        return None
+    low, high = max(low_ns.values()), min(high_ns.values())
+    at_most = [ns + _FLIGHT_NS for key, ns in low_ns.items() if key in far.awaited]
+    at_least = [ns - _FLIGHT_NS for key, ns in high_ns.items() if key in near.awaited]
+    tight = max([low, *at_least]), min([high, *at_most])
+    return tight if tight[0] <= tight[1] else (low, high)
