@@ -1,10 +1,11 @@
 """Which calls wait for a kernel, and hold up the copies of another thread meanwhile? Prints a JSON line for each call.
 
-    python -m tests.gpu.held_calls [--out FILE]
+    python -m tests.gpu.held_calls [--apart] [--out FILE]
 
 A kernel waits as one over nodes does that waits for its proxy; a thread copies as a proxy does; then this thread makes
 the call, for the first time in the process. `call_ms` near the kernel's limit: the call waited for it. `held_ms` near
-it: so did the proxy, and a kernel that waits for the proxy would wait until its deadline. Units: milliseconds.
+it: so did the proxy, and a kernel that waits for the proxy would wait until its deadline. `--apart`: the thread has a
+context of its own, and stores flags, too. Units: milliseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ extern "C" __global__ void wait_for(const volatile unsigned* word, unsigned long
 }
 """
 _PAGE = 4096
+_NOT_READY = 600  # CUDA_ERROR_NOT_READY
 
 
 def image() -> bytes:
@@ -42,17 +45,28 @@ def image() -> bytes:
     return compiled("wait_for", _SOURCE, OPTIONS).image
 
 
-class Copier:
-    """A thread that copies 8 bytes from pinned memory again and again, on a stream of its own."""
+@contextmanager
+def another_context() -> Iterator[None]:
+    """A second context of the device, made on this thread and for it."""
+    context = ctypes.c_void_p()
+    driver.check("cuCtxCreate", driver.library().cuCtxCreate_v2(ctypes.byref(context), 0, 0))
+    try:
+        yield
+    finally:
+        driver.library().cuCtxDestroy_v2(context)
 
-    def __init__(self) -> None:
+
+class Copier:
+    """A thread that copies 8 bytes from pinned memory again and again, on a stream of its own. `apart`: in a context of
+    its own, and it stores a flag in the memory of the first one behind each copy.
+    """
+
+    def __init__(self, apart: bool) -> None:
+        self._apart = apart
         self.longest_ms, self.rounds, self._ends = 0.0, 0, threading.Event()
         self._pinned = driver.allocate_mapped(_PAGE, 0)
         self._device = driver.allocate(_PAGE, _PAGE, 0)
         self._stream, self._event = ctypes.c_void_p(), ctypes.c_void_p()
-        with driver.PrimaryContext(0):
-            driver.check("cuStreamCreate", driver.library().cuStreamCreate(ctypes.byref(self._stream), 1))
-            driver.check("cuEventCreate", driver.library().cuEventCreate(ctypes.byref(self._event), 2))
         self._thread = threading.Thread(target=self._copy, daemon=True)
         self._thread.start()
 
@@ -71,13 +85,19 @@ class Copier:
     def _copy(self) -> None:
         lib, size = driver.library(), ctypes.c_size_t(8)
         to, source = ctypes.c_uint64(self._device), ctypes.c_uint64(self._pinned)
-        with driver.PrimaryContext(0):
+        flag, value = ctypes.c_uint64(self._device + 64), ctypes.c_uint32(7)
+        with another_context() if self._apart else driver.PrimaryContext(0):
+            driver.check("cuStreamCreate", lib.cuStreamCreate(ctypes.byref(self._stream), 1))
+            driver.check("cuEventCreate", lib.cuEventCreate(ctypes.byref(self._event), 2))
             while not self._ends.is_set():
                 started = time.monotonic()
                 driver.check("cuMemcpyAsync", lib.cuMemcpyAsync(to, source, size, self._stream))
+                if self._apart:
+                    driver.check("cuStreamWriteValue32", lib.cuStreamWriteValue32_v2(self._stream, flag, value, 0))
                 driver.check("cuEventRecord", lib.cuEventRecord(self._event, self._stream))
-                while lib.cuEventQuery(self._event):
+                while (code := lib.cuEventQuery(self._event)) == _NOT_READY:
                     pass
+                driver.check("cuEventQuery", code)
                 self.longest_ms = max(self.longest_ms, 1e3 * (time.monotonic() - started))
                 self.rounds += 1
 
@@ -115,7 +135,9 @@ def calls() -> dict[str, Callable[[], object]]:
     }
 
 
-def measure(name: str, call: Callable[[], object], function: ctypes.c_void_p, word: ctypes.c_uint32) -> dict[str, Any]:
+def measure(
+    name: str, call: Callable[[], object], function: ctypes.c_void_p, word: ctypes.c_uint32, apart: bool
+) -> dict[str, Any]:
     """One call beside a kernel that waits."""
     torch.cuda.synchronize()
     word.value = 0
@@ -123,7 +145,7 @@ def measure(name: str, call: Callable[[], object], function: ctypes.c_void_p, wo
     parameters = (ctypes.c_void_p * 2)(ctypes.addressof(address), ctypes.addressof(limit))
     launch = driver.LaunchConfig(grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0, num_attributes=0)
     launch.stream = torch.cuda.current_stream().cuda_stream
-    copier = Copier()
+    copier = Copier(apart)
     copier.await_rounds(10)
     copier.longest_ms = 0.0
     code = driver.library().cuLaunchKernelEx(ctypes.byref(launch), function, parameters, None)
@@ -140,7 +162,7 @@ def measure(name: str, call: Callable[[], object], function: ctypes.c_void_p, wo
     copier.end()
     return {
         "call": name, "before_ms": round(before_ms, 2), "call_ms": round(call_ms, 2),
-        "held_ms": round(copier.longest_ms, 2), "limit_ms": LIMIT_MS,
+        "held_ms": round(copier.longest_ms, 2), "limit_ms": LIMIT_MS, "apart": apart,
         "loading": os.environ.get("CUDA_MODULE_LOADING", ""), "torch": torch.__version__,
     }  # fmt: skip
 
@@ -149,13 +171,14 @@ def main() -> None:
     """All calls."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--apart", action="store_true")
     options = parser.parse_args()
     torch.zeros(1, device="cuda")
     made = calls()
     function = driver.load_function(image(), "wait_for", 0, 0)
     word = ctypes.c_uint32.from_address(driver.allocate_mapped(_PAGE, 0))
     for name, call in made.items():
-        line = json.dumps(measure(name, call, function, word))
+        line = json.dumps(measure(name, call, function, word, options.apart))
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
         if options.out is not None:
