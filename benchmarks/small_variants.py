@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mkcompile.ops.problem import Problem
 from mkcompile.plan.decide import Policy, decide
 from mkcompile.plan.topology import preset
@@ -62,7 +64,9 @@ def _streaming(base: KernelConfig, size: LaunchSize, form: StreamForm) -> Varian
 
 
 def swept_variants(op: OperatorName, shape: Shape, world: int) -> Named:
-    """Every streaming kernel that the planner may take and is not absurd, and the others' choice of tiles."""
+    """Every streaming kernel that the planner may take and is not absurd, some that it does not, and the others' choice
+    of tiles.
+    """
     size = size_of(op, shape, world)
     found: Named = []
     if shape.m >= _MANY_ROWS:
@@ -76,8 +80,17 @@ def swept_variants(op: OperatorName, shape: Shape, world: int) -> Named:
     for tile, split in forms:
         if _is_sensible(stream_config(base, tile, split), size):
             variants = [_streaming(base, size, StreamForm(tile, split, way)) for way in _ways(base, size, tile, split)]
+            variants += [fewer for one in variants for fewer in _with_two_buffers(one)]
             found += [(f"mkcompile {variant.text}", variant) for variant in variants]
     return found
+
+
+def _with_two_buffers(variant: Variant) -> list[Variant]:
+    """Of tiles on their way out of a block there is one buffer where two would cost a stage: with a stage less."""
+    config = variant.config
+    if (config.block_m, config.block_n) != (128, 128) or not (config.hands_over or config.split > 1):
+        return []
+    return [Variant(config=replace(config, stages=config.stages - 1), schedule=variant.schedule)]
 
 
 def _ways(base: KernelConfig, size: LaunchSize, tile: tuple[int, int], split: int) -> list[Way]:
@@ -86,7 +99,8 @@ def _ways(base: KernelConfig, size: LaunchSize, tile: tuple[int, int], split: in
     if size.tiles(together) * split <= num_sms():
         return ["together"]
     known: tuple[tuple[Way, bool], ...] = (
-        ("turns", (tile, split) in PING_PONG), ("handed", base.reduces and (tile, split) in HANDS_OVER)
+        ("turns", (tile, split) in PING_PONG), ("handed", base.reduces and (tile, split) in HANDS_OVER),
+        ("together", split > 1),
     )  # fmt: skip
     return [way for way, offered in known if offered] or ["together"]
 

@@ -120,7 +120,7 @@ struct StreamCompute {
       const u32 tile = plan.tile(position);
       typename StreamEpilogue<Op>::Sums sum;
       const bool last = position + plan.step >= plan.tiles;
-      product(tile, position + 2 * plan.step < plan.tiles, last, sum);
+      product(tile, position + Tile::kBuffers * plan.step < plan.tiles, last, sum);
       trace.end(kTraceMainloop, args.rank, tile);
       trace.begin();
       if constexpr (!Op::kReduces) {

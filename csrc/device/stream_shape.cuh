@@ -8,6 +8,7 @@
 namespace mk {
 
 inline constexpr u32 kSenders = 2;  ///< warps that send what is handed over
+inline constexpr int kMostSharedBytes = 232448;  ///< of a block
 
 /// As TileShape, with no panels: results are stored from registers. The math groups work on one tile together, or in
 /// turn (`kPingPong`), each on a tile of its own while the other one's goes to its place. Or they hand a tile over to
@@ -27,20 +28,25 @@ struct StreamShape : OperandShape<kBlockM_, kBlockN_, kWeightIsKn_> {
   static constexpr int kUnitsOfSlab = kGroupN / 8;                 ///< of one thread: two for each 16 columns
   static constexpr int kUnits = kUnitsOfSlab / kSplit;             ///< of those that this block finishes
   static constexpr int kSliceBytes = kBlockM * kBlockN * 4 / kSplit;  ///< this block's part from one other block, fp32
-  static constexpr int kExchangeBytes = (kSplit - 1) * kSliceBytes;   ///< of one tile; there is room for two
+  static constexpr int kExchangeBytes = (kSplit - 1) * kSliceBytes;   ///< of one tile
   static constexpr int kPanels = 0, kCopyBarriers = 0;
   static_assert(!kHandsOver || (kSplit == 1 && !kPingPong), "whole tiles, of both groups");
   static_assert(kUnits >= 1 && kUnitsOfSlab % kSplit == 0, "every block of a cluster finishes as much as the others");
 
   static constexpr int kPanelOffset = kStages * kStageBytes;  ///< of the exchange buffers
-  static constexpr int kSpareOffset = kPanelOffset, kHandedOffset = kPanelOffset + 2 * kExchangeBytes;
-  static constexpr int kHandedBuffers = kHandsOver ? 2 : 0, kHandedBytes = kBlockM * kBlockN * 2;
-  static constexpr int kBarrierOffset = kHandedOffset + kHandedBuffers * kHandedBytes;
   static constexpr int kExchangeBarriers = 8, kTurnBarriers = 2;
+  static constexpr int kHandedBytes = kHandsOver ? kBlockM * kBlockN * 2 : 0;
+  static constexpr int kOtherBytes = 1024 + (kExchangeBarriers + kTurnBarriers + 1) * 8 + 16 + kStages * 3 * 8;
+  static constexpr int kBufferBytes = kExchangeBytes + kHandedBytes + (kHandsOver ? 2 * 8 : 0);
+  /// Of tiles on their way out of the block: two where they cost no stage.
+  static constexpr int kBuffers = kPanelOffset + kOtherBytes + 2 * kBufferBytes <= kMostSharedBytes ? 2 : 1;
+  static constexpr int kSpareOffset = kPanelOffset, kHandedOffset = kPanelOffset + kBuffers * kExchangeBytes;
+  static constexpr int kHandedBuffers = kHandsOver ? kBuffers : 0;
+  static constexpr int kBarrierOffset = kHandedOffset + kHandedBuffers * kHandedBytes;
   static constexpr int kBarriers = 2 * kStages + kExchangeBarriers + kTurnBarriers + 2 * kHandedBuffers + 1;
   static constexpr int kWordOffset = kBarrierOffset + kBarriers * 8;
   static constexpr int kSharedBytes = 1024 + kWordOffset + 16 + kStages * 8;
-  static_assert(kSharedBytes <= 232448, "shared memory of one SM");
+  static_assert(kSharedBytes <= kMostSharedBytes, "shared memory of one SM");
 };
 
 /// How many arrive at each barrier of a block, in the order in which they lie.
@@ -72,8 +78,8 @@ MK_DEVICE void init_barriers(const SharedMemory<Tile>& memory) {
   if (threadIdx.x == 160) init_some_barriers<2 * Tile::kStages, Tile::kBarriers>(memory);
 }
 
-/// How the blocks of a cluster give each other their partials: in two buffers, by turns, each math group by itself.
-/// Thread t writes only what the threads t of the other blocks read.
+/// How the blocks of a cluster give each other their partials: in one buffer or in two, by turns, each math group by
+/// itself. Thread t writes only what the threads t of the other blocks read.
 template <class Tile>
 struct Exchange {
   static constexpr u32 kGroups = Tile::kPingPong ? 1 : kMathGroups;  ///< that work on one tile
@@ -81,24 +87,26 @@ struct Exchange {
   const SharedMemory<Tile>& memory;
   u32 turn = 0;  ///< tiles of this block before this one
 
-  MK_DEVICE u32 barrier(u32 kind) const { return barrier_of(kind, threadIdx.x / 128); }
-  MK_DEVICE u32 barrier_of(u32 kind, u32 group) const {
-    return memory.barrier(2 * Tile::kStages + (kind * kMathGroups + group) * 2 + turn % 2);
+  /// `at`: a tile's turn, which says whose it is where groups take turns.
+  MK_DEVICE u32 barrier(u32 kind, u32 at) const {
+    const u32 group = Tile::kPingPong ? at % kMathGroups : threadIdx.x / 128;
+    return memory.barrier(2 * Tile::kStages + (kind * kMathGroups + group) * 2 + at % 2);
   }
   /// All other blocks' partials of this block's part have arrived.
-  MK_DEVICE u32 full() const { return barrier(0); }
-  /// All other blocks have read what this one wrote there two tiles ago.
-  MK_DEVICE u32 empty() const { return barrier(1); }
+  MK_DEVICE u32 full() const { return barrier(0, turn); }
+  /// All other blocks have read what this one wrote for tile `at`.
+  MK_DEVICE u32 empty(u32 at) const { return barrier(1, at); }
   /// Unit `u` of this thread in a slab, from the block that is number `slot` among the others.
   MK_DEVICE u32 at(u32 slot, u32 slab, int u) const {
-    const u32 buffer = memory.base + Tile::kPanelOffset + turn % 2 * Tile::kExchangeBytes;
+    const u32 buffer = memory.base + Tile::kPanelOffset + turn % Tile::kBuffers * Tile::kExchangeBytes;
     return buffer + slot * Tile::kSliceBytes + ((slab * Tile::kUnits + u) * 128 + threadIdx.x % 128) * 16;
   }
 
   /// Before the first partial of a tile is written. `first`: of this thread; the others' barriers are ready, too.
   MK_DEVICE void begin(bool first) const {
     if (first) cluster_wait();
-    if (turn >= 2) await(empty(), (turn / 2 & 1) ^ 1);
+    const u32 before = turn - Tile::kBuffers;  // the tile whose buffer this one's takes over
+    if (turn >= Tile::kBuffers) await(empty(before), before / 2 & 1);
     if (threadIdx.x % 128 == 0) mbarrier_arrive_expect(full(), Tile::kExchangeBytes / kGroups);
   }
   MK_DEVICE void await_partials() const { await(full(), turn / 2 & 1); }
@@ -106,7 +114,7 @@ struct Exchange {
   MK_DEVICE void end(u32 part, bool reused) const {
     __syncwarp();
     if (reused && threadIdx.x % 32 < Tile::kSplit && threadIdx.x % 32 != part) {
-      mbarrier_arrive_cluster(map_shared(empty(), threadIdx.x % 32));
+      mbarrier_arrive_cluster(map_shared(empty(turn), threadIdx.x % 32));
     }
   }
 
@@ -175,10 +183,10 @@ struct StreamPlan : StreamOrder {
   MK_DEVICE i32 column(u32 tile) const { return column_tile(tile) * Tile::kBlockN; }
 };
 
-/// Partials on their way from the math groups to the warps that send them, in two buffers by turns.
+/// Partials on their way from the math groups to the warps that send them, in one buffer or in two by turns.
 template <class Tile>
 struct HandOver {
-  static constexpr u32 kBuffers = Tile::kHandedBuffers;
+  static constexpr u32 kBuffers = Tile::kBuffers;
   static constexpr int kFirst = 2 * Tile::kStages + Tile::kExchangeBarriers + Tile::kTurnBarriers;  ///< barrier
   const LaunchArguments& args;
   const SharedMemory<Tile>& memory;

@@ -24,7 +24,7 @@ _CORNER_SMS = 16
 # Whole tiles whose partials others send while the next is multiplied, and tiles whose math groups take turns, by
 # split (decision 306). A plan's transport names the way.
 _HANDED_OVER = ((128, 128), (128, 64), (64, 128), (64, 64))
-_IN_TURNS = ((128, 128, 1), (128, 128, 2), (128, 128, 4), (64, 128, 1))
+_IN_TURNS = ((128, 128, 1), (128, 128, 2), (128, 64, 2), (64, 128, 1))
 _TURNS_OVER_LINK = 1.5
 # Of a weight that a cache keeps between the rows of one owner and the next.
 _CACHED_BYTES = 24 << 20

@@ -45,7 +45,7 @@ GATHER_TILES = tuple(tile for tile in TILES if tile not in ((64, 32), (128, 64))
 STREAM_TILES = ((64, 32), (64, 64), (64, 128), (128, 32), (128, 64), (128, 128), (128, 256))
 SPLITS = (1, 2, 4)
 #: Those whose math groups may take turns: tiles that are long enough for it (decision 306).
-PING_PONG = (((128, 128), 1), ((128, 128), 2), ((128, 128), 4), ((64, 128), 1))
+PING_PONG = (((128, 128), 1), ((128, 128), 2), ((128, 64), 2), ((64, 128), 1))
 #: Those of reductions whose partials are sent by two warps of their own.
 HANDS_OVER = (((128, 128), 1), ((128, 64), 1), ((64, 128), 1), ((64, 64), 1))
 #: Tiles and splits that are compiled ahead: those that were fastest somewhere.
@@ -146,11 +146,16 @@ class KernelConfig:
     def _moves_images(self) -> bool:
         return self.operator == "all_gather_gemm" and self.network == "none" and not self.streams
 
+    def _streaming_bytes(self, buffers: int) -> int:
+        """`buffers`: of tiles on their way to other blocks of the cluster, or to the warps that send them."""
+        slice_bytes = self.block_m * self.block_n * 4 // self.split
+        handed_bytes = self.tile_bytes + 2 * 8 if self.hands_over else 0
+        return 1024 + buffers * ((self.split - 1) * slice_bytes + handed_bytes) + 11 * 8 + 16
+
     def _fixed_shared_bytes(self) -> int:
-        if self.streams:
-            slice_bytes = self.block_m * self.block_n * 4 // self.split
-            handed_bytes = 2 * (self.tile_bytes + 2 * 8) if self.hands_over else 0
-            return 1024 + 2 * (self.split - 1) * slice_bytes + handed_bytes + 11 * 8 + 16
+        if self.streams:  # two buffers where they cost no stage (StreamShape::kBuffers)
+            two, stages = self._streaming_bytes(2), self.stages * self._stage_bytes()
+            return two if stages and two + stages <= _SHARED_LIMIT_BYTES else self._streaming_bytes(1)
         spare_bytes = 2 * 64 * self.panel_n * 2 if self.broadcast == "staged" else 0
         copy_barriers = 2 + 2 * self.num_panels if self.broadcast == "staged" else 0
         barriers = 3 * 2 * self.num_panels + copy_barriers + 1
