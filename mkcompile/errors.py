@@ -61,7 +61,7 @@ class WaitReport:
     """What a bounded wait saw when its deadline passed.
 
     `rank` and `peer` are numbered as in the whole job. `tile` is -1 where the host waited, before any launch.
-    Units: `waited_s` seconds; `expected` and `seen` are epoch values of the flag.
+    Units: `waited_s` seconds; `expected` and `seen` are epochs of a flag, or parts of the tile where it comes without one.
     """
 
     operator: str
@@ -77,7 +77,7 @@ class WaitReport:
         waited = f"{self.operator}: rank {self.rank} ({self.role}) waited {self.waited_s:.1f} s for rank {self.peer}"
         if self.tile < 0:
             return f"{waited}, which did not come"
-        return f"{waited}, tile {self.tile}: expected epoch {self.expected}, saw {self.seen}"
+        return f"{waited}, tile {self.tile}: expected {self.expected}, saw {self.seen}"
 
 
 class PeerTimeoutError(MkcompileError, TimeoutError):
