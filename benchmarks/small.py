@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from .measure import Timing, slowest_of, timed_ms
 from .run import measure_link
 from .shapes import Shape
 from .small_contenders import OPERATORS, SHAPES, Contender, Rotation, others, ours
-from .small_variants import chosen_variants, swept_variants
+from .small_variants import Named, chosen_variants, paced_variants, swept_variants
 from .workspaces import Arena
 
 _CACHES_BYTES = 320 << 20
@@ -69,6 +69,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, action="append", help="only these M")
     parser.add_argument("--weight", action="append", metavar="NxK", help="only these N x K")
     parser.add_argument("--sweep", action="store_true", help="every variant of this project's kernels")
+    parser.add_argument("--paces", action="store_true", help="with --sweep: at which pace partials are sent")
     parser.add_argument("--no-eager", action="store_true", help="only inside graphs")
     parser.add_argument("--alone", action="store_true", help="of the others only cuBLAS's GEMM, for the floor")
     parser.add_argument("--rounds", type=int, default=11)
@@ -178,11 +179,18 @@ def eager_timings(bench: Bench, contenders: Sequence[Contender], right: set[str]
     return found
 
 
+def variants_of(options: argparse.Namespace) -> Callable[[OperatorName, Shape, int], Named]:
+    """Of this project's kernels."""
+    if not options.sweep:
+        return chosen_variants
+    return paced_variants if options.paces else swept_variants
+
+
 def contenders_of(
     bench: Bench, op: OperatorName, shape: Shape, rotation: Rotation, options: argparse.Namespace
 ) -> list[Contender]:
     """cuBLAS first."""
-    variants = swept_variants(op, shape, bench.world) if options.sweep else chosen_variants(op, shape, bench.world)
+    variants = variants_of(options)(op, shape, bench.world)
     mine = [ours(name, variant, rotation, bench.arena) for name, variant in variants]
     return [*others(op, rotation, None if options.alone else bench.arena), *mine]
 
@@ -240,7 +248,7 @@ def worker(rank: int, options: argparse.Namespace, port: int) -> None:
 
 def needed_configs(options: argparse.Namespace) -> list[KernelConfig]:
     """What will be launched, so that it is compiled before, in parallel."""
-    variants = swept_variants if options.sweep else chosen_variants
+    variants = variants_of(options)
     found = {
         variant.config: None
         for shape in shapes(options)

@@ -20,6 +20,7 @@ Named = list[tuple[str, Variant]]
 _MOST_WAVES = 8
 _MANY_ROWS = 512
 _SMALL_K = 2048
+_PACES = (0.0, 0.5, 1.0, 1.5)
 _LEAST_K = 512  # of each block of a cluster that has several tiles
 
 
@@ -83,6 +84,17 @@ def swept_variants(op: OperatorName, shape: Shape, world: int) -> Named:
             variants += [fewer for one in variants for fewer in _with_two_buffers(one)]
             found += [(f"mkcompile {variant.text}", variant) for variant in variants]
     return found
+
+
+def paced_variants(op: OperatorName, shape: Shape, world: int) -> Named:
+    """Those of the sweep that spread what they send, at other paces, too."""
+    paced = [
+        Variant(config=one.config, schedule=replace(one.schedule, pace_ns=int(share * one.schedule.pace_ns)))
+        for _, one in swept_variants(op, shape, world)
+        for share in _PACES
+        if one.config.streams and one.schedule.pace_ns > 0 and one.config.block_m * one.config.block_n > 64 * 64
+    ]
+    return [(f"mkcompile {variant.text}", variant) for variant in paced]
 
 
 def _with_two_buffers(variant: Variant) -> list[Variant]:
