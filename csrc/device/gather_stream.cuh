@@ -104,6 +104,7 @@ struct RowCopy {
 template <class Op>
 struct FewRowsLoader {
   using Tile = typename Op::Tile;
+  static constexpr u32 kFetchedAhead = (128 << 10) / Tile::kBytesB;  ///< what the memory gives a block meanwhile
   const LaunchArguments& args;
   const GatherArguments& gather;
   const SharedMemory<Tile>& memory;
@@ -119,6 +120,20 @@ struct FewRowsLoader {
   MK_DEVICE void load_weight(int stage, u32 k_block, i32 column) const {
     mbarrier_arrive_expect(memory.stage_full(stage), plan.bytes_a + Tile::kBytesB);
     load_weight_block(args, memory, stage, 0, k_block * kBlockK, column);
+  }
+
+  /// Weights that the ring has no room for yet, into the cache, while rows are waited for and the memory is idle.
+  MK_DEVICE void fetch_ahead(u32 first, u32 end, u32 start, u32 count, i32 column) const {
+#pragma unroll 1
+    for (u32 i = first; i < end; ++i) {
+      const i32 k = k_block_at(start + i, count) * kBlockK;
+      if constexpr (Tile::kWeightIsKn) {
+#pragma unroll
+        for (int x = 0; x < Tile::kBlockN; x += Tile::kPanelN) tensor_prefetch(&args.weight[0], column + x, k);
+      } else {
+        tensor_prefetch(&args.weight[0], k, column);
+      }
+    }
   }
 
   /// Number `i` of this block's k-blocks of a tile that does not begin with the first.
@@ -159,6 +174,8 @@ struct FewRowsLoader {
       if (map == nullptr) {
         ahead = count < (u32)Tile::kStages ? count : (u32)Tile::kStages;
         for (u32 i = 0; leads && i < ahead; ++i) load_weight(i, k_block_at(start + i, count), column);
+        const u32 fetched = count < ahead + kFetchedAhead ? count : ahead + kFetchedAhead;
+        if (leads) fetch_ahead(ahead, fetched, start, count, column);
         const u32 since_ns = trace.now();
         map = await_rows();
         trace.waited(since_ns);

@@ -118,6 +118,11 @@ MK_DEVICE void tensor_load(u32 shared, const TensorMap* map, u32 barrier, i32 x,
       "l"(map), "r"(barrier), "r"(x), "r"(y)
       : "memory");
 }
+/// Into the L2 cache: nobody waits for it.
+MK_DEVICE void tensor_prefetch(const TensorMap* map, i32 x, i32 y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y)
+               : "memory");
+}
 MK_DEVICE void tensor_store(const TensorMap* map, u32 shared, i32 x, i32 y, i32 z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                "r"(shared), "r"(x), "r"(y), "r"(z)

@@ -23,7 +23,7 @@ _ENGINE_BYTES_PER_US, _ENGINE_START_US, _ENGINE_CHUNK_US = 366e3, 8.0, 6.0
 _ENGINE_CHUNK_BYTES, _MAX_CHUNKS = 16 << 20, 8
 #: Tiles' times beside a gather over those of `LaunchSize`; 64 rows read operands that others read, too.
 _TILE_FACTORS = {(128, 128): 1.12, (128, 160): 0.94, (128, 192): 0.94, (128, 224): 1.0, (128, 256): 0.97}
-_HALF_TILE_FACTOR = 1.25
+_HALF_TILE_FACTOR, _HALF_TILE_TOGETHER = 1.25, 1.06
 #: Host time of a call by the library: its products are calls of torch. Inside a CUDA graph there is none.
 _LIBRARY_HOST_US, _PRODUCT_HOST_US = 50.0, 60.0
 #: From the last image to the last product: a time and a share of a tile; a launch of the copy engine's gate.
@@ -72,7 +72,7 @@ def gather_order(size: GatherSize) -> int:
 def _tile_us(config: KernelConfig, size: GatherSize) -> float:
     one = LaunchSize(m=size.rows, n=sum(size.n), k=size.inner, world=size.world)
     apart = gather_order(size) != TOGETHER
-    factor = _TILE_FACTORS.get((config.block_m, config.block_n), _HALF_TILE_FACTOR if apart else 1.0)
+    factor = _TILE_FACTORS.get((config.block_m, config.block_n), _HALF_TILE_FACTOR if apart else _HALF_TILE_TOGETHER)
     return max(one.tile_us(config) * factor, ceil(size.inner / BLOCK_K) * _BLOCK_US) + TILE_START_US
 
 

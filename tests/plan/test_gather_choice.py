@@ -23,9 +23,9 @@ SWEEP = Path(__file__).parents[2] / "benchmarks" / "results" / "2xh200" / "gathe
 ROWS = [json.loads(line) for line in SWEEP.read_text().splitlines()]
 
 
-#: Commits whose pushes were by a kernel that was taken back.
-OTHER_PUSHES = ("f29200b",)
-STARTS = {"push": "push ", "copy_engine": "engine ", "library": "library c1", "remote_read": "read "}
+#: Commits whose fetches were by a kernel that has been replaced.
+OTHER_PULLS = ("152bf66",)
+STARTS = {"push": "push ", "copy_engine": "engine ", "library": "library c1", "remote_read": "read ", "pull": "pull "}
 
 
 def weights(row: dict[str, Any]) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ def measured(row: dict[str, Any], variant: str, tile: str) -> float | None:
 def swept(row: dict[str, Any]) -> set[str]:
     """The variants that were measured: remote reads are for narrow weights."""
     found = {variant for variant, start in STARTS.items() if any(name.startswith(start) for name in row["variants"])}
-    return found - {"push"} if row.get("commit") in OTHER_PUSHES else found
+    return found - {"pull"} if row.get("commit") in OTHER_PULLS else found
 
 
 def size_of(row: dict[str, Any]) -> GatherSize:
