@@ -334,9 +334,9 @@ def _measure(run: CellRun) -> None:
             run.check(which)
             if run.plan.times:
                 race(run, which)
-                if run.plan.profile or which != run.passes[-1]:
+                if run.plan.looks_at(run.cell) or which != run.passes[-1]:
                     run.publish(run.rows())
-            if run.plan.profile:
+            if run.plan.looks_at(run.cell):
                 run.look(which)
 
 

@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     given.out = given.out or _RESULTS[device]
     if given.timeline:
         os.environ["MKCOMPILE_TRACE"] = "1"  # in the ranks, which are started from here
-        given.contender, given.profile = ["mkernel"], True
+        given.contender, given.profile = ["mkernel"], ""
         given.out = given.out.with_name(given.out.stem + "-timeline.jsonl")
     if given.compile_times:
         given.out = given.out.with_name(given.out.stem + "-compile.jsonl")
@@ -114,7 +114,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="of ours")
     beside = "of ours once more, in turn with ours"
     parser.add_argument("--variant", type=_option, action="append", default=[], metavar="NAME=VALUE", help=beside)
-    parser.add_argument("--profile", action="store_true", help="one step of each row under torch's profiler")
+    profiled = "one step of each row under torch's profiler; only of cells whose name matches"
+    parser.add_argument("--profile", nargs="?", const="", metavar="REGEX", help=profiled)
     parser.add_argument("--timeline", action="store_true", help="what our kernels expose, from their own timelines")
     parser.add_argument("--predict", action="store_true", help="what explain predicts for each row, computed beside")
     parser.add_argument("--again", action="store_true", help="measure also what is in the results")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from .cells import Cell
 from .contenders import Call, Contender
 from .tracer import Tracer
 from .turn import Turn
@@ -22,9 +24,10 @@ class Plan:
     """How cells are measured. Units: `budget_s` seconds of rounds for each pass of a cell.
 
     `train`: measure forward with backward, too. `compile_times`: every contender has caches of its own, is compiled a
-    second time from them, and nothing else is timed; else all share what Triton has compiled. `profile`: look at one
-    step of each contender with torch's profiler, and of ours with kernels that write their timelines. `quiet`: no pair
-    compiles while another one times, so that every pair should have one cell only. `timeline`: kernels write their
+    second time from them, and nothing else is timed; else all share what Triton has compiled. `profile`: a
+    regular expression for the cells whose contenders' steps are looked at with torch's profiler, and ours with kernels
+    that write their timelines; None for no cell. `quiet`: no pair compiles while another one times, so that every pair
+    should have one cell only. `timeline`: kernels write their
     timelines from the start, also into CUDA graphs; nothing is timed. `together`: one compilation for both modes of a
     model and size. `options`: of our backend, `variant`: of the contender of that name.
     """
@@ -34,12 +37,16 @@ class Plan:
     budget_s: float
     train: bool
     compile_times: bool
-    profile: bool
+    profile: str | None
     quiet: bool
     timeline: bool = False
     together: bool = False
     options: dict[str, str] = field(default_factory=dict)
     variant: dict[str, str] = field(default_factory=dict)
+
+    def looks_at(self, cell: Cell) -> bool:
+        """Is a step of its contenders profiled?"""
+        return self.profile is not None and re.search(self.profile, str(cell)) is not None
 
     @property
     def times(self) -> bool:

@@ -76,8 +76,9 @@ def _pass(plain: CellRun, captured: CellRun, which: str, own: list[str]) -> None
     plain.check(which)
     race(plain, which)
     plain.publish(plain.rows())
-    if plain.plan.profile:
+    if plain.plan.looks_at(plain.cell):
         plain.look(which)
+        plain.publish(plain.rows())
     _capture(captured, plain, which, own)
     plain.truths.clear()
 
@@ -91,5 +92,6 @@ def _capture(captured: CellRun, plain: CellRun, which: str, own: list[str]) -> N
     captured.check(which)
     race(captured, which)
     captured.publish(captured.rows())
-    if captured.plan.profile:
+    if captured.plan.looks_at(captured.cell):
         captured.look(which)
+        captured.publish(captured.rows())

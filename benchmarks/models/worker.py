@@ -75,7 +75,7 @@ def work(rank: int, say: Callable[[str], None], *, job: Job) -> int:
     if on_gpu:
         say("starting the compiler")
         first_compilation("cuda", job.caches / "first")
-    if job.plan.profile:
+    if job.plan.profile is not None:
         record(lambda: None)  # its first start takes seconds, in which no pair should hold the GPUs
     done = 0
     while (number := _next_cell(job, rank, host_group)) is not None:
