@@ -14,11 +14,13 @@ import torch.distributed as dist
 
 from mkcompile.runtime.kernel import LaunchArguments, PreparedLaunch, compile_kernel, load_kernel
 from mkcompile.runtime.kernel_config import Broadcast, KernelConfig, OperatorName
+from mkcompile.runtime.tactics import Tactic
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.tile_schedule import LaunchSize, choose_schedule, choose_tile
 
 from . import gather_contenders
 from .gather_contenders import Gatherer
+from .planned import planned_tactic
 from .shapes import Shape
 from .workspaces import Arena, symmetric_matrix
 
@@ -48,19 +50,22 @@ def cublas(operands: Operands) -> Contender:
     return Contender(name="cublas", call=lambda: torch.mm(operands.x, operands.w.t(), out=out))
 
 
-def _max_grid(alone: bool) -> int:
-    """A kernel that waits for no peer needs no reserve."""
+def _tactic(base: KernelConfig, size: LaunchSize) -> Tactic:
+    """By the planner. A GEMM alone, which no operator launches, by the kernels' own model, on all SMs: it waits for
+    no peer.
+    """
+    if base.reduces:
+        return planned_tactic(base, size, _SM_RESERVE, streams=False)
     num_sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-    return num_sms if alone else num_sms - _SM_RESERVE
+    config = choose_tile(base, size, num_sms)
+    return config, choose_schedule(config, size, num_sms)
 
 
 def ours(operator: OperatorName, operands: Operands, arena: Arena | None, broadcast: Broadcast = "none") -> Contender:
-    """This project's kernel with its default tile and schedule."""
+    """This project's kernel for many rows, as it would be launched."""
     (m, k), n = operands.x.shape, operands.w.shape[0]
     size = LaunchSize(m=m, n=n, k=k, world=arena.world if arena else 1)
-    max_grid = _max_grid(alone=arena is None)
-    config = choose_tile(KernelConfig(operator=operator, broadcast=broadcast), size, max_grid)
-    schedule = choose_schedule(config, size, max_grid)
+    config, schedule = _tactic(KernelConfig(operator=operator, broadcast=broadcast), size)
     rows = m // size.world if operator == "gemm_reduce_scatter" else m
     outs: tuple[int, ...] = ()
     if broadcast == "direct":

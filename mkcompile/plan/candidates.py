@@ -24,8 +24,8 @@ TILES = tuple(
     )
 )  # fmt: skip
 _FFN_PUSH_BLOCKS = 8
-_PACED_SHARE = 0.8
-_LINK_BOUND = 0.9
+_PACED_SHARE = 0.92
+_LINK_BOUND = 1.04
 # Fewer and shorter: two waves before the first own tile would leave the link idle at the end (decision 302).
 _FEW_WAVES, _SHORT_US = 4, 100.0
 _PANEL_COLUMNS = 64

@@ -18,8 +18,8 @@ _EFFICIENCY = {
     (64, 32): 0.35, (64, 64): 0.55, (64, 128): 0.75, (64, 256): 0.85,
     (128, 64): 0.75, (128, 128): 0.93, (128, 160): 0.95, (128, 192): 0.97, (128, 224): 0.98, (128, 256): 1.0,
 }  # fmt: skip
-_PACED_SHARE = 0.8
-_LINK_BOUND = 0.9
+_PACED_SHARE = 0.92
+_LINK_BOUND = 1.04
 _SHORT_US = 100.0
 #: Source: docs/decisions/301-tile-gemm.md.
 _ALONE_RASTER = 12
