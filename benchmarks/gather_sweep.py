@@ -39,7 +39,7 @@ from .shapes import GATHERED
 TILES = ((128, 256), (128, 224), (128, 192), (128, 160), (128, 128), (64, 128))
 #: Also where M or N is small.
 SMALL_TILES = (*TILES, (64, 256), (64, 64))
-CHUNKS = (1, 4)
+CHUNKS = (1, 2, 4)
 _BACKLOG_CYCLES = 1_000_000
 _ROUNDS = 5
 

@@ -120,8 +120,7 @@ MK_DEVICE void tensor_load(u32 shared, const TensorMap* map, u32 barrier, i32 x,
 }
 /// Into the L2 cache: nobody waits for it.
 MK_DEVICE void tensor_prefetch(const TensorMap* map, i32 x, i32 y) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y)
-               : "memory");
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y));
 }
 MK_DEVICE void tensor_store(const TensorMap* map, u32 shared, i32 x, i32 y, i32 z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
@@ -199,9 +198,7 @@ MK_DEVICE u64 add_relaxed_gpu(u64* word, u64 value) {
 MK_DEVICE u32 compare_and_swap_gpu(u32* word, u32 expected, u32 value) {
   u32 old;
   asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
-               : "=r"(old)
-               : "l"(word), "r"(expected), "r"(value)
-               : "memory");
+               : "=r"(old) : "l"(word), "r"(expected), "r"(value) : "memory");
   return old;
 }
 MK_DEVICE u32 load_acquire_shared(u32 address) {
@@ -261,9 +258,8 @@ MK_DEVICE Vector2 load_relaxed_sys(const Vector2* global) {
   return v;
 }
 MK_DEVICE void store_relaxed_sys(Vector4* global, Vector4 v) {
-  asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(v.x), "r"(v.y), "r"(v.z),
-               "r"(v.w)
-               : "memory");
+  asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w) : "memory");
 }
 MK_DEVICE void store_relaxed_sys(Vector2* global, Vector2 v) {
   asm volatile("st.relaxed.sys.global.v2.b32 [%0], {%1, %2};" ::"l"(global), "r"(v.x), "r"(v.y) : "memory");
@@ -274,17 +270,15 @@ MK_DEVICE void store_global(Vector2* global, Vector2 v) {
 MK_DEVICE Vector4 load_shared_vector(u32 address) {
   Vector4 v;
   asm volatile("ld.shared::cta.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(address)
-               : "memory");
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
   return v;
 }
 MK_DEVICE void store_shared_pair(u32 address, Vector2 v) {
   asm volatile("st.shared::cta.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
 }
 MK_DEVICE void store_shared_vector(u32 address, Vector4 v) {
-  asm volatile("st.shared::cta.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-               : "memory");
+  asm volatile("st.shared::cta.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w) : "memory");
 }
 /// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 MK_DEVICE void store_matrix(u32 address, Vector4 v) {

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from mkcompile.plan import fused_cost as cost
+from mkcompile.plan.arrivals import EngineWork
 from mkcompile.plan.fused_cost import Case
 from mkcompile.plan.gemm_cost import Gemm, cublas_us
 from mkcompile.plan.plan import Tile
@@ -117,17 +118,20 @@ class Gather:
         return constants.gemm_launch_us + cost.smooth_max(busy, arrival, constants)
 
     def engine(self, tile: Tile) -> Candidate:
-        """The copy engine pushes."""
-        site, tiles = self.site, self.tiles(tile)
+        """The copy engine pushes, in as many chunks as end soonest."""
+        site, tiles, constants = self.site, self.tiles(tile), self.site.machine.constants
         case = site.case(site.gemm(), tile, positions=tiles)
-        one = self.tile_us(case)
-        chunks = max(1, min(_MOST_CHUNKS, self.shard_bytes // _ENGINE_CHUNK_BYTES, self.shard_rows // _GROUP_ROWS))
-        waves = ceil(tiles / self.most_blocks)
-        busy = self._beside_engine(waves * one)
-        us = case.machine.constants.gemm_launch_us + cost.smooth_max(
-            busy, self._engine_us(chunks) + one, case.machine.constants
-        )
-        us += case.machine.constants.gather_gate_us
+        most = max(1, min(_MOST_CHUNKS, self.shard_bytes // _ENGINE_CHUNK_BYTES, self.shard_rows // _GROUP_ROWS))
+        peers = site.span.per_node - 1
+        busy = ceil(tiles / self.most_blocks) * self.tile_us(case)
+        work = EngineWork(
+            positions=tiles, own=0 if site.problem.dim == "columns" else tiles // site.problem.world_size,
+            grid=self.most_blocks, tile_us=self.tile_us(case) * self._beside_engine(busy) / busy,
+            sent_us=site.machine.link_us(self.shard_bytes * peers, constants.copy_engine_fraction),
+            start_us=constants.copy_engine_first_byte_us, chunk_us=peers * constants.copy_engine_chunk_us,
+        )  # fmt: skip
+        us, chunks = min((work.us(chunks), chunks) for chunks in range(1, most + 1))
+        us += constants.gemm_launch_us + constants.gather_gate_us
         plan = plan_of(site, case, "copy_engine", transport="copy_engine", chunk_bytes=ceil(self.shard_bytes / chunks))
         return Candidate(plan=plan, seconds=us * 1e-6)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
+from mkcompile.plan.arrivals import EngineWork
 from mkcompile.runtime.gather_abi import APART, BLOCKS_PULL, COLUMNS, ENGINE_COPIES, PEERS_READ, TOGETHER
 from mkcompile.runtime.gather_launch import GatherSchedule, GatherSize
 from mkcompile.runtime.kernel_config import BLOCK_K, GATHER_TILES, KernelConfig
@@ -22,7 +23,7 @@ _BESIDE_MOVING = 0.25
 _ENGINE_BYTES_PER_US, _ENGINE_START_US, _ENGINE_CHUNK_US = 366e3, 8.0, 6.0
 _ENGINE_CHUNK_BYTES, _MAX_CHUNKS = 16 << 20, 8
 #: Tiles' times beside a gather over those of `LaunchSize`; 64 rows read operands that others read, too.
-_TILE_FACTORS = {(128, 128): 1.12, (128, 160): 0.94, (128, 192): 0.94, (128, 224): 1.0, (128, 256): 0.97}
+_TILE_FACTORS = {(128, 128): 1.12, (128, 160): 0.94, (128, 192): 1.0, (128, 224): 1.0, (128, 256): 0.97}
 _HALF_TILE_FACTOR, _HALF_TILE_TOGETHER = 1.25, 1.06
 #: Host time of a call by the library: its products are calls of torch. Inside a CUDA graph there is none.
 _LIBRARY_HOST_US, _PRODUCT_HOST_US = 50.0, 60.0
@@ -160,22 +161,22 @@ def read_choice(config: KernelConfig, size: GatherSize, max_grid: int) -> Gather
 
 
 def engine_choice(config: KernelConfig, size: GatherSize, max_grid: int, returned: bool) -> GatherChoice:
-    """The copy engine pushes; where the gathered tensor is returned, blocks copy it out."""
-    chunks = max(1, min(_MAX_CHUNKS, size.shard_bytes // _ENGINE_CHUNK_BYTES, size.shard_rows // _GROUP_ROWS))
-    group_rows = ceil(ceil(size.shard_rows / chunks) / _GROUP_ROWS) * _GROUP_ROWS
+    """The copy engine pushes, in as many chunks as end soonest. Blocks return the gathered tensor."""
+    most = max(1, min(_MAX_CHUNKS, size.shard_bytes // _ENGINE_CHUNK_BYTES, size.shard_rows // _GROUP_ROWS))
     schedule = GatherSchedule(
-        grid=max_grid, mover=ENGINE_COPIES, order=COLUMNS if size.columns else APART, image_rows=config.block_m,
-        group_rows=group_rows,
-    )  # fmt: skip
-    positions = schedule.positions(config, size)
-    waves = ceil(positions / max_grid)
-    sent = size.shard_bytes * (size.world - 1)
-    engine_us = _ENGINE_START_US + chunks * _ENGINE_CHUNK_US * (size.world - 1) + sent / _ENGINE_BYTES_PER_US
-    tile_us = _tile_us(config, size)
-    us = _GATE_US + max(waves * tile_us, engine_us + tile_us)
-    return GatherChoice(
-        variant="copy_engine", config=config, schedule=replace(schedule, grid=ceil(positions / waves)), us=us
+        grid=max_grid, mover=ENGINE_COPIES, order=COLUMNS if size.columns else APART, image_rows=config.block_m
     )
+    positions = schedule.positions(config, size)
+    grid = ceil(positions / ceil(positions / max_grid))
+    work = EngineWork(
+        positions=positions, own=0 if size.columns else positions // size.world, grid=grid,
+        tile_us=_tile_us(config, size), sent_us=size.shard_bytes * (size.world - 1) / _ENGINE_BYTES_PER_US,
+        start_us=_ENGINE_START_US, chunk_us=_ENGINE_CHUNK_US * (size.world - 1),
+    )  # fmt: skip
+    us, chunks = min((work.us(chunks), chunks) for chunks in range(1, most + 1))
+    group_rows = ceil(ceil(size.shard_rows / chunks) / _GROUP_ROWS) * _GROUP_ROWS
+    schedule = replace(schedule, grid=grid, group_rows=group_rows)
+    return GatherChoice(variant="copy_engine", config=config, schedule=schedule, us=us + _GATE_US)
 
 
 def library_choice(
