@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 Key = tuple[str, str, int, int, int]
+_LINK_BOUND = 0.9
+_APART = ", where the link takes more than 0.9 of the GEMM"
 
 
 def read(path: Path) -> dict[Key, dict[str, dict[str, float]]]:
@@ -32,19 +34,21 @@ def table(found: dict[Key, dict[str, dict[str, float]]], regime: str, op: str) -
     keys = [key for key in found if key[:2] == (regime, op)]
     names = list(dict.fromkeys(name for key in keys for name in found[key]))
     lines = ["| M | N | K | ceiling | " + " | ".join(names) + " |", "| --- " * (4 + len(names)) + "|"]
-    ratios: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    ratios: dict[str, list[tuple[Key, float]]] = defaultdict(list)
+    linked = {key for key in keys if found[key]["cublas"]["link_ms"] > _LINK_BOUND * found[key]["cublas"]["ms"]}
     for key in keys:
         rows = found[key]
         ceiling = rows["cublas"]["ceiling_ms"]
         cells = []
         for name in names:
             ms = rows[name]["ms"] if name in rows else math.nan
-            ratios[name].append((key[4], ms / ceiling))
+            ratios[name].append((key, ms / ceiling))
             cells.append(f"{ms:.3f} ({ms / ceiling:.2f})")
         lines.append(f"| {key[2]} | {key[3]} | {key[4]} | {ceiling:.3f} | " + " | ".join(cells) + " |")
-    for what, least_k in (("geometric mean", 0), ("geometric mean, K >= 2048", 2048)):
-        means = [geometric_mean(ratio for k, ratio in ratios[name] if k >= least_k and ratio > 0) for name in names]
-        lines.append(f"| {what} | | | | " + " | ".join(f"{mean:.3f}" for mean in means) + " |")
+    for what, counted in (("", set(keys)), (", K >= 2048", {key for key in keys if key[4] >= 2048}), (_APART, linked)):
+        means = [geometric_mean(ratio for key, ratio in ratios[name] if key in counted and ratio > 0) for name in names]
+        if counted:
+            lines.append(f"| geometric mean{what} | | | | " + " | ".join(f"{mean:.3f}" for mean in means) + " |")
     return lines
 
 
