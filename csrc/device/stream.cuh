@@ -191,12 +191,46 @@ MK_DEVICE void stream_send_role(const LaunchArguments& args, const SharedMemory<
   }
 }
 
+/// How a launch of reductions ends: all blocks but the first are counted out when they have entered, and the first,
+/// which stays until its last sums, sets the counts back. So no block waits at its end for a count to come back; and a
+/// launch that waits for a peer is in the way of any other on its workspace, which is noticed.
+struct StreamExit {
+  const LaunchArguments& args;
+  WorkspaceHeader* const header = workspace_header(args, args.rank);
+
+  MK_DEVICE void count_out() const {
+    // pairs-with: counted_out release (signal_role -> signal_role), scope sys
+    fence_acq_rel_sys();
+    add_relaxed_gpu(&header->blocks_out, 1);
+  }
+  /// The first block. The others enter in their turn, whatever waits for a peer; counts of an aborted workspace, on
+  /// which launches may have met, mean nothing.
+  MK_DEVICE void await_others() const {
+    const u64 start_ns = global_timer_ns();
+    // pairs-with: counted_out acquire (signal_role -> signal_role), scope sys
+    while (load_acquire_sys(&header->blocks_out) < gridDim.x - 1) {
+      if (load_relaxed_gpu(&header->abort) != kNoFault) return;
+      if (global_timer_ns() - start_ns > stall_limit_ns(args)) trap_stalled(args, kEntry, gridDim.x);
+      __nanosleep(64);
+    }
+  }
+  MK_DEVICE void end(u32 epoch) const {
+    header->blocks_in = 0;
+    header->blocks_out = 0;
+    if (epoch != 0) header->epoch = epoch;
+  }
+};
+
 /// Signal role: enters the launch, and meets the peers before it ends.
 template <class Op>
 MK_DEVICE void stream_signal_role(const LaunchArguments& args, const SharedMemory<typename Op::Tile>& memory) {
   const u32 epoch = enter_launch<Op::kOperator>(args);
   store_shared(memory.epoch(), epoch);
   mbarrier_arrive(memory.entered());
+  if (blockIdx.x != 0) {
+    StreamExit{args}.count_out();
+    return;
+  }
   RollCall<Op> roll_call(args, epoch);
   const u64 start_ns = global_timer_ns();
   while (!roll_call.finished()) {
@@ -211,6 +245,7 @@ MK_DEVICE void stream_signal_role(const LaunchArguments& args, const SharedMemor
     }
     __nanosleep(32);
   }
+  StreamExit{args}.await_others();
 }
 
 /// The whole kernel.
@@ -243,9 +278,11 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
     increase_registers<kStreamMathRegisters>();
     StreamCompute<Op>(args, memory, plan, group).run();
   }
-  // Not before the last sums: a launch that waits for a peer is in the way of any other on its workspace, and is noticed.
-  if constexpr (Op::kReduces) leave_block(args, memory, trace);
-  if constexpr (kTrace && !Op::kReduces) trace.end(kTraceBlock, args.rank, 0);
+  if (kTrace || (Op::kReduces && blockIdx.x == 0)) __syncthreads();
+  if constexpr (Op::kReduces) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) StreamExit{args}.end(load_shared(memory.epoch()));
+  }
+  if constexpr (kTrace) trace.end(kTraceBlock, args.rank, Op::kReduces ? load_shared(memory.epoch()) : 0);
 }
 
 }  // namespace mk
