@@ -123,6 +123,7 @@ def _run_twice(calls: list[Call]) -> None:
     for one in calls:
         with one.way():
             outs = [one.run() for _ in range(2)]
+        one.pair.synchronize()  # over nodes: what a check loads would hold up the proxies' copies
         for out in outs:
             one.check(out)
 
@@ -172,6 +173,7 @@ def _replay(captured: list[tuple[Call, torch.cuda.CUDAGraph, Tensor]], seed: int
         one.renew(100 * seed + number + 2)
         graph.replay()
     for one, _, out in captured:
+        one.pair.synchronize()  # see _run_twice
         one.check(out)
 
 
@@ -253,6 +255,8 @@ def memory_of_nodes(pair: Pair) -> dict[str, Any]:
     """Over nodes: a workspace that is replaced is unmapped by all ranks and then freed, unless a graph uses it."""
     kinds: tuple[Kind, ...] = ("all_reduce", "gather")
     held_mib, free_mib = list[int](), list[int]()
+    pair.same_on_all_ranks(pair.draw(512, 1024, seed=1, rank=0), "before anything fused")  # NCCL connects
+    pair.meet()
     for captures in (False, True):
         with _group(pair) as name:
             small = [Call.of(pair, name, kind, large=False) for kind in kinds]
