@@ -7,7 +7,7 @@ thread hands them over and waits for those that come. Shapes: M rows of the prod
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -78,6 +78,14 @@ class Places:
         return self.start + 2 * self.matrix_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Two ranks, and how often each has exchanged: the workspaces' flags hold it, whatever is multiplied."""
+
+    group: NodeGroup
+    epochs: list[int] = field(default_factory=lambda: [0, 0])
+
+
 def arena_bytes(m: int, n: int) -> int:
     """Of a workspace in which `Unfused` has room."""
     return 2 * (5 * m * n * _ELEMENT_BYTES // 2) + (16 << 20)
@@ -86,11 +94,10 @@ def arena_bytes(m: int, n: int) -> int:
 class Unfused:
     """GEMM and reduce-scatter, or all-reduce, of two ranks on two nodes; buffers alternate from call to call."""
 
-    def __init__(self, group: NodeGroup, inputs: list[RankInput], all_reduce: bool) -> None:
-        assert (group.world, group.nodes) == (2, 2)
-        self.group, self.inputs, self.all_reduce = group, inputs, all_reduce
+    def __init__(self, plain: Plain, inputs: list[RankInput], all_reduce: bool) -> None:
+        assert (plain.group.world, plain.group.nodes) == (2, 2)
+        self.group, self.epochs, self.inputs, self.all_reduce = plain.group, plain.epochs, inputs, all_reduce
         self.m, self.n = inputs[0].x.shape[0], inputs[0].w.shape[0]
-        self.epochs = [0, 0]
         self.results: list[Tensor] = [torch.empty(0)] * 2
         self._packed = [self._arguments(rank) for rank in range(2)]
         self._launch = driver.library().cuLaunchKernelEx
