@@ -81,7 +81,6 @@ def swept_variants(op: OperatorName, shape: Shape, world: int) -> Named:
     for tile, split in forms:
         if _is_sensible(stream_config(base, tile, split), size):
             variants = [_streaming(base, size, StreamForm(tile, split, way)) for way in _ways(base, size, tile, split)]
-            variants += [fewer for one in variants for fewer in _with_two_buffers(one)]
             found += [(f"mkcompile {variant.text}", variant) for variant in variants]
     return found
 
@@ -95,14 +94,6 @@ def paced_variants(op: OperatorName, shape: Shape, world: int) -> Named:
         if one.config.streams and one.schedule.pace_ns > 0 and one.config.block_m * one.config.block_n > 64 * 64
     ]
     return [(f"mkcompile {variant.text}", variant) for variant in paced]
-
-
-def _with_two_buffers(variant: Variant) -> list[Variant]:
-    """Of tiles on their way out of a block there is one buffer where two would cost a stage: with a stage less."""
-    config = variant.config
-    if (config.block_m, config.block_n) != (128, 128) or not (config.hands_over or config.split > 1):
-        return []
-    return [Variant(config=replace(config, stages=config.stages - 1), schedule=variant.schedule)]
 
 
 def _ways(base: KernelConfig, size: LaunchSize, tile: tuple[int, int], split: int) -> list[Way]:

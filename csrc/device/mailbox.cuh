@@ -48,15 +48,12 @@ MK_DEVICE u32 poll_units(const u8* from, const bool (&wanted)[kUnits], Unit (&go
   return missing;
 }
 
-/// Polls until all are here; the last one alone until it is, since peers send them in order and what polls bring comes
-/// the same way as an SM's operands. False where the launch has been given up.
+/// Polls until all are here. False where the launch has been given up.
 template <class Op, int kUnits>
 MK_DEVICE bool take_units(const LaunchArguments& args, const u8* from, const bool (&wanted)[kUnits], WaitSite site,
                           Unit (&got)[kUnits]) {
-  using Tile = typename Op::Tile;
-  const Unit* last = reinterpret_cast<const Unit*>(from + (kUnits - 1) * Mailbox<Tile>::kUnitBytes);
   u64 start_ns = 0;
-  u32 spins = 0, missing = poll_units<Tile>(from, wanted, got);
+  u32 spins = 0, missing = poll_units<typename Op::Tile>(from, wanted, got);
   while (missing != 0) {
     if (++spins % 64 == 0) {
       if (load_relaxed_gpu(&workspace_header(args, args.rank)->abort) != kNoFault) return false;
@@ -67,12 +64,7 @@ MK_DEVICE bool take_units(const LaunchArguments& args, const u8* from, const boo
         return false;
       }
     }
-    if (wanted[kUnits - 1]) {
-      // Relaxed: whether there is something to poll for.
-      const Unit seen = load_relaxed_sys(last);
-      if (seen.x == 0 || seen.y == 0) continue;
-    }
-    missing = poll_units<Tile>(from, wanted, got);
+    missing = poll_units<typename Op::Tile>(from, wanted, got);
   }
   return true;
 }

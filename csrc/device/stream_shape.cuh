@@ -35,13 +35,11 @@ struct StreamShape : OperandShape<kBlockM_, kBlockN_, kWeightIsKn_> {
 
   static constexpr int kPanelOffset = kStages * kStageBytes;  ///< of the exchange buffers
   static constexpr int kExchangeBarriers = 8, kTurnBarriers = 2;
-  static constexpr int kHandedBytes = kHandsOver ? kBlockM * kBlockN * 2 : 0;
+  static constexpr int kHandedBuffers = kHandsOver ? 2 : 0, kHandedBytes = kBlockM * kBlockN * 2;
   static constexpr int kOtherBytes = 1024 + (kExchangeBarriers + kTurnBarriers + 1) * 8 + 16 + kStages * 3 * 8;
-  static constexpr int kBufferBytes = kExchangeBytes + kHandedBytes + (kHandsOver ? 2 * 8 : 0);
-  /// Of tiles on their way out of the block: two where they cost no stage.
-  static constexpr int kBuffers = kPanelOffset + kOtherBytes + 2 * kBufferBytes <= kMostSharedBytes ? 2 : 1;
+  /// Of the exchange: two where the second costs no stage.
+  static constexpr int kBuffers = kPanelOffset + kOtherBytes + 2 * kExchangeBytes <= kMostSharedBytes ? 2 : 1;
   static constexpr int kSpareOffset = kPanelOffset, kHandedOffset = kPanelOffset + kBuffers * kExchangeBytes;
-  static constexpr int kHandedBuffers = kHandsOver ? kBuffers : 0;
   static constexpr int kBarrierOffset = kHandedOffset + kHandedBuffers * kHandedBytes;
   static constexpr int kBarriers = 2 * kStages + kExchangeBarriers + kTurnBarriers + 2 * kHandedBuffers + 1;
   static constexpr int kWordOffset = kBarrierOffset + kBarriers * 8;
@@ -183,10 +181,10 @@ struct StreamPlan : StreamOrder {
   MK_DEVICE i32 column(u32 tile) const { return column_tile(tile) * Tile::kBlockN; }
 };
 
-/// Partials on their way from the math groups to the warps that send them, in one buffer or in two by turns.
+/// Partials on their way from the math groups to the warps that send them, in two buffers by turns.
 template <class Tile>
 struct HandOver {
-  static constexpr u32 kBuffers = Tile::kBuffers;
+  static constexpr u32 kBuffers = Tile::kHandedBuffers;
   static constexpr int kFirst = 2 * Tile::kStages + Tile::kExchangeBarriers + Tile::kTurnBarriers;  ///< barrier
   const LaunchArguments& args;
   const SharedMemory<Tile>& memory;

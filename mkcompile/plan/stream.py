@@ -19,8 +19,10 @@ _MATH_GROUP_ROWS, _UNIT_COLUMNS = 64, 8
 _MOST_ROWS = 1024
 # Two epochs of every tile from every peer: what the runtime's workspace has room for.
 _MAILBOX_BYTES = 32 << 20
-# Clusters do not reach over the edge of the smallest corner of the chip; the few SMs beyond are of no use.
+# Clusters do not reach over the edge of the smallest corner of the chip; the few SMs beyond are of no use. Of clusters
+# of four a sixteenth fewer fit: 30 of 132 SMs (decision 306).
 _CORNER_SMS = 16
+_CORNERS_FOR_4 = 15 / 16
 # Whole tiles whose partials others send while the next is multiplied, and tiles whose math groups take turns, by
 # split (decision 306). A plan's transport names the way.
 _HANDED_OVER = ((128, 128), (128, 64), (64, 128), (64, 64))
@@ -54,8 +56,10 @@ class Stream:
         block, so the launch need not be resident as a whole (decision 306).
         """
         sms = self.site.topology.gpu.num_sms
-        usable = sms if self.split == 1 or sms < _CORNER_SMS else sms // _CORNER_SMS * _CORNER_SMS
-        return ceil(self.tiles / max(1, usable // self.split))
+        if self.split == 1 or sms < _CORNER_SMS:
+            return ceil(self.tiles / max(1, sms // self.split))
+        usable = sms // _CORNER_SMS * _CORNER_SMS
+        return ceil(self.tiles / (int(usable * (_CORNERS_FOR_4 if self.split == 4 else 1)) // self.split))
 
     @property
     def way(self) -> Way:

@@ -147,10 +147,10 @@ class KernelConfig:
         return self.operator == "all_gather_gemm" and self.network == "none" and not self.streams
 
     def _streaming_bytes(self, buffers: int) -> int:
-        """`buffers`: of tiles on their way to other blocks of the cluster, or to the warps that send them."""
+        """`buffers`: of partials from the other blocks of the cluster."""
         slice_bytes = self.block_m * self.block_n * 4 // self.split
-        handed_bytes = self.tile_bytes + 2 * 8 if self.hands_over else 0
-        return 1024 + buffers * ((self.split - 1) * slice_bytes + handed_bytes) + 11 * 8 + 16
+        handed_bytes = 2 * (self.tile_bytes + 2 * 8) if self.hands_over else 0
+        return 1024 + buffers * (self.split - 1) * slice_bytes + handed_bytes + 11 * 8 + 16
 
     def _fixed_shared_bytes(self) -> int:
         if self.streams:  # two buffers where they cost no stage (StreamShape::kBuffers)
