@@ -24,10 +24,14 @@ TILES = tuple(
     )
 )  # fmt: skip
 _FFN_PUSH_BLOCKS = 8
-_PACED_SHARE = 0.92
+_PACED_SHARE = 0.8
 _LINK_BOUND = 1.04
 # Fewer and shorter: two waves before the first own tile would leave the link idle at the end (decision 302).
 _FEW_WAVES, _SHORT_US = 4, 100.0
+# Partials that take so much of the computation: two waves of large ones would wait for each other on the link.
+_LINK_BUSY, _LARGE_TILE = 0.9, 128 * 256
+# Each tile is told of by itself: smaller ones only where these do not fill the SMs (decision 302).
+_SMALLEST_OF_MANY = 128 * 128
 _PANEL_COLUMNS = 64
 _FFN_PANEL_ROWS = 2048
 
@@ -45,10 +49,17 @@ def candidates(site: Site) -> Iterator[Candidate]:
 
 
 def _reduce_scatter(site: Site) -> Iterator[Candidate]:
-    for tile in TILES:
+    for tile in _tiles(site):
         case = site.case(site.gemm(), tile, positions=_scattered_positions(site.problem, tile))
         yield _reduction(site, case, "push", cost.reduce_us(case, final=0), final=0)
     yield from stream_candidates(site)
+
+
+def _tiles(site: Site) -> Iterator[Tile]:
+    """Of kernels that reduce."""
+    problem = site.problem
+    fills = ceil(problem.m / 128) * ceil(problem.n / 128) >= site.topology.gpu.num_sms
+    return (tile for tile in TILES if not fills or tile.rows * tile.columns >= _SMALLEST_OF_MANY)
 
 
 def _scattered_positions(problem: Problem, tile: Tile) -> int:
@@ -61,7 +72,7 @@ def _scattered_positions(problem: Problem, tile: Tile) -> int:
 
 def _all_reduce(site: Site) -> Iterator[Candidate]:
     world = site.problem.world_size
-    for tile in TILES:
+    for tile in _tiles(site):
         tiles = ceil(site.problem.m / tile.rows) * ceil(site.problem.n / tile.columns)
         case = site.case(site.gemm(), tile, positions=ceil(tiles / world) * world)
         yield _reduction(site, case, "direct", cost.reduce_us(case, final=1), final=1)
@@ -79,7 +90,8 @@ def _reduction(site: Site, case: Case, variant: str, us: float, final: float) ->
     link = case.machine.link_us(sent, case.machine.constants.push_fraction)
     link_bound = link >= _LINK_BOUND * compute.total_us
     short = compute.waves <= _FEW_WAVES and compute.total_us < _SHORT_US
-    lag_positions = case.roles.compute * (1 if short else 2)
+    floods = final == 0 and link >= _LINK_BUSY * compute.total_us and case.tile.rows * case.tile.columns >= _LARGE_TILE
+    lag_positions = case.roles.compute * (1 if short or floods else 2)
     peers = max(1, site.problem.world_size - 1)
     panels = max(1, case.tile.columns // _PANEL_COLUMNS)
     plan = plan_of(site, case, variant, transport="multicast" if variant == "multicast" else "store")

@@ -18,9 +18,10 @@ _EFFICIENCY = {
     (64, 32): 0.35, (64, 64): 0.55, (64, 128): 0.75, (64, 256): 0.85,
     (128, 64): 0.75, (128, 128): 0.93, (128, 160): 0.95, (128, 192): 0.97, (128, 224): 0.98, (128, 256): 1.0,
 }  # fmt: skip
-_PACED_SHARE = 0.92
+_PACED_SHARE = 0.8
 _LINK_BOUND = 1.04
 _SHORT_US = 100.0
+_LINK_BUSY, _LARGE_TILE = 0.9, 128 * 256
 #: Source: docs/decisions/301-tile-gemm.md.
 _ALONE_RASTER = 12
 
@@ -81,7 +82,7 @@ class LaunchSize:
 
 
 def choose_schedule(config: KernelConfig, size: LaunchSize, max_grid: int) -> TileSchedule:
-    """Grid by waves, lag of about two waves, pushes paced unless the link is what takes longest.
+    """Grid by waves, lag of one or two waves, pushes paced unless the link is what takes longest.
 
     Units: `max_grid` blocks, the SMs less those kept free for others.
     """
@@ -94,8 +95,11 @@ def choose_schedule(config: KernelConfig, size: LaunchSize, max_grid: int) -> Ti
         return TileSchedule(grid=min(positions, max_grid), raster_group=_ALONE_RASTER)
     compute_us = waves * size.tile_us(config)
     link_bound = size.sent_us(config) >= _LINK_BOUND * compute_us
-    # Few waves: two of them before the first own tile would leave the link idle at the end.
-    lag_positions = grid if waves <= 4 and compute_us < _SHORT_US else 2 * grid
+    large = config.block_m * config.block_n >= _LARGE_TILE and config.operator == "gemm_reduce_scatter"
+    floods = large and size.sent_us(config) >= _LINK_BUSY * compute_us
+    # Few waves: two of them before the first own tile would leave the link idle at the end. Large partials of two waves
+    # would wait for each other on a busy link.
+    lag_positions = grid if floods or (waves <= 4 and compute_us < _SHORT_US) else 2 * grid
     pace_ns = 0 if link_bound else int(_PACED_SHARE * size.tile_us(config) * 1000 / config.num_panels)
     return TileSchedule(grid=grid, lag=max(1, ceil(lag_positions / (size.world - 1))), pace_ns=pace_ns)
 

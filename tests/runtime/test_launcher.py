@@ -364,13 +364,13 @@ def test_measurements_of_rank_0_go_before_predictions(platform: FakePlatform, fa
     call = all_reduce(m=8192, n=8192, k=3584, plan_key="auto;key")
     topology, tuned = preset("2xh200"), Results()
     site = Site(problem=call.problem(), topology=topology, reserve_sms=4)
-    slow = next(one.plan for one in candidates(site) if one.plan.name == "gemm_all_reduce/staged/64x64x64")
+    slow = next(one.plan for one in candidates(site) if one.plan.name == "gemm_all_reduce/staged/64x256x64")
     tuned.add(entry_name(call.problem()), Measured(plan=slow, seconds=1e-3))
     tuned.add(entry_name(call.problem()), Measured(plan=unfused_plan(call.problem(), topology), seconds=2e-3))
     with lone_group():
         launcher = Launcher(platform, Planned(lambda: Basis(topology=topology, tuned=tuned)))
         assert launcher(call) is not None
-        assert (platform.loaded[0].block_m, platform.loaded[0].block_n) == (64, 64)
+        assert (platform.loaded[0].block_m, platform.loaded[0].block_n) == (64, 256)
     tuned.add(entry_name(call.problem()), Measured(plan=unfused_plan(call.problem(), topology), seconds=0.5e-3))
     with lone_group():
         launcher = Launcher(platform, Planned(lambda: Basis(topology=topology, tuned=tuned)))
