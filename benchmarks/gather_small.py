@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -44,7 +44,6 @@ _HBM_BYTES_PER_MS = 4.3e9
 _DELIVERY_MS = 0.0025
 _MAX_GRID = 128
 _STREAMED = 4
-_STAGGER = 5
 #: Beside the forms that stream: each in its best tile.
 _WHOLE: tuple[Variant, ...] = ("push", "pull")
 
@@ -114,11 +113,7 @@ def contenders_of(case: Case, gatherer: Gatherer, group: str, sweep: bool) -> li
     found = [*named, case.ours("mkcompile", chosen(case.size, None), gatherer)]
     found += [case.ours(f"mkcompile_{variant}", chosen(case.size, variant), gatherer) for variant in _WHOLE]
     streamed = sorted(stream_choices(KernelConfig(operator="all_gather_gemm"), case.size, _MAX_GRID, False), key=_us)
-    found += [case.ours(f"mkcompile_stream{i}", one, gatherer) for i, one in enumerate(streamed[:_STREAMED])]
-    for one in streamed[:1]:
-        staggered = replace(one, schedule=replace(one.schedule, stagger=_STAGGER))
-        found.append(case.ours("mkcompile_staggered", staggered, gatherer))
-    return found
+    return found + [case.ours(f"mkcompile_stream{i}", one, gatherer) for i, one in enumerate(streamed[:_STREAMED])]
 
 
 def _us(choice: GatherChoice) -> float:

@@ -48,8 +48,8 @@ MK_DEVICE void gather_compute_role(const LaunchArguments& args, const GatherArgu
   }
 }
 
-/// Store role: panel by panel as the math group fills them.
-template <class Op, class Schedule>
+/// Store role: panel by panel as math groups fill them: those of `kGroups` groups from number `group` on.
+template <class Op, int kGroups = 1, class Schedule>
 MK_DEVICE void gather_store_role(const LaunchArguments& args, const GatherArguments& gather,
                                  const SharedMemory<typename Op::Tile>& memory, const Schedule& schedule, int group) {
   using Tile = typename Op::Tile;
@@ -57,21 +57,24 @@ MK_DEVICE void gather_store_role(const LaunchArguments& args, const GatherArgume
   u32 tiles = 0;
   for (u32 position = schedule.first(); position < schedule.positions(); position = schedule.next(position)) {
     const GatherPlace place = schedule.template place<Tile>(gather, position);
-    const i32 x = place.column + (Tile::kSplitsRows ? 0 : group * Tile::kGroupN);
-    const i32 y = place.out_row + (Tile::kSplitsRows ? group * 64 : 0);
 #pragma unroll 1
     for (int index = 0; index < Tile::kPanels; ++index) {
-      wait_phase(args, memory.panel_full(group, index), tiles & 1, kStoreRole, trace);
-      if (index == 0) trace.begin();
-      tensor_store(&gather.out[place.weight], memory.panel(group, index), x + index * Tile::kPanelN, y, place.run);
+#pragma unroll
+      for (int g = group; g < group + kGroups; ++g) {
+        const i32 x = place.column + (Tile::kSplitsRows ? 0 : g * Tile::kGroupN);
+        const i32 y = place.out_row + (Tile::kSplitsRows ? g * 64 : 0);
+        wait_phase(args, memory.panel_full(g, index), tiles & 1, kStoreRole, trace);
+        if (index == 0 && g == group) trace.begin();
+        tensor_store(&gather.out[place.weight], memory.panel(g, index), x + index * Tile::kPanelN, y, place.run);
+      }
       bulk_commit();
       if (index > 0) {
         bulk_wait_read<1>();
-        mbarrier_arrive(memory.panel_empty(group, index - 1));
+        for (int g = group; g < group + kGroups; ++g) mbarrier_arrive(memory.panel_empty(g, index - 1));
       }
     }
     bulk_wait_read<0>();
-    mbarrier_arrive(memory.panel_empty(group, Tile::kPanels - 1));
+    for (int g = group; g < group + kGroups; ++g) mbarrier_arrive(memory.panel_empty(g, Tile::kPanels - 1));
     trace.end(kTraceStore, place.owner, position);
     ++tiles;
   }

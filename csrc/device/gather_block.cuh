@@ -5,30 +5,60 @@
 
 namespace mk {
 
-/// Load role, one warp: it looks for images, its first lane loads.
+/// Whose rows are multiplied in step `step` of a tile.
+MK_DEVICE u32 source_of(const LaunchArguments& args, const GatherSchedule& schedule, const GatherPlace& place,
+                        u32 step) {
+  const u32 next = args.rank + step < args.world ? args.rank + step : args.rank + step - args.world;
+  return schedule.order == kColumns ? next : place.owner;
+}
+MK_DEVICE u32 steps_of(const LaunchArguments& args, const GatherSchedule& schedule) {
+  return schedule.order == kColumns ? args.world : 1;
+}
+/// Own rows are read in place.
+MK_DEVICE bool in_place(const LaunchArguments& args, const GatherSchedule& schedule, u32 source) {
+  return source == args.rank && schedule.order != kTogether;
+}
+
+/// Arrival role, one warp, as far ahead of the loads as images have come: flags and fences take longer than a k-block.
+template <class Op>
+MK_DEVICE void image_arrival_role(const LaunchArguments& args, const GatherArguments& gather,
+                                  const SharedMemory<typename Op::Tile>& memory, const GatherSchedule& schedule) {
+  ImageArrivals<Op, 32> arrivals(args, gather);
+  wait_phase(args, memory.entered(), 0, kLoadRole);
+  arrivals.enter(load_shared(memory.epoch()));
+  const u32 blocks = arrivals.images.k_blocks();
+  u32 told = 0;
+  for (u32 position = schedule.first(); position < schedule.positions(); position = schedule.next(position)) {
+    const GatherPlace place = schedule.template place<typename Op::Tile>(gather, position);
+    for (u32 step = 0; step < steps_of(args, schedule); ++step) {
+      const u32 source = source_of(args, schedule, place, step);
+      if (in_place(args, schedule, source)) continue;
+      for (u32 i = 0; i < blocks;) {
+        const u32 came = arrivals.await_tile(source, place.row_tile, place.row, place.last_row, i, blocks - i);
+        i += came;
+        told += came;
+        // pairs-with: arrived release (arrival_role -> load_role), scope cta
+        if (threadIdx.x % 32 == 0) store_release_shared(memory.sent_count(0), told);
+      }
+    }
+  }
+}
+
+/// Load role.
 template <class Op>
 struct ImageLoader {
   using Tile = typename Op::Tile;
   const LaunchArguments& args;
   const GatherArguments& gather;
   const SharedMemory<Tile>& memory;
-  const bool leads = threadIdx.x % 32 == 0;
   Trace trace;
-  ImageArrivals<Op, 32> arrivals;
+  Images<Op> images;
   Ring<Tile> ring;
-  bool entered = false;
+  u32 before = 0;     ///< k-blocks of images of the tiles before
   bool fresh = true;  ///< no stage has been used
 
   MK_DEVICE ImageLoader(const LaunchArguments& args, const GatherArguments& gather, const SharedMemory<Tile>& memory)
-      : args(args), gather(gather), memory(memory), trace(args, kLoadLane, leads), arrivals(args, gather) {}
-
-  /// Before the first flag is read.
-  MK_DEVICE void enter() {
-    if (entered) return;
-    wait_phase(args, memory.entered(), 0, kLoadRole);
-    arrivals.enter(load_shared(memory.epoch()));
-    entered = true;
-  }
+      : args(args), gather(gather), memory(memory), trace(args, kLoadLane), images{args, gather, 0} {}
 
   MK_DEVICE void load_weight(int stage, u32 bytes_a, const GatherPlace& place, i32 k) const {
     mbarrier_arrive_expect(memory.stage_full(stage), bytes_a + Tile::kBytesB);
@@ -39,65 +69,68 @@ struct ImageLoader {
     store_shared(memory.tile_note(stage) + 4, place.column);
   }
 
+  /// How many of the `blocks` k-blocks of a tile have come, once there are more than `number`.
+  MK_DEVICE u32 wait_images(u32 number, u32 blocks) {
+    const u64 since_ns = trace.now(), start_ns = global_timer_ns();
+    u32 came;
+    // pairs-with: arrived acquire (arrival_role -> load_role), scope cta
+    while ((came = load_acquire_shared(memory.sent_count(0)) - before, (i32)came <= (i32)number)) {
+      if (global_timer_ns() - start_ns > stall_limit_ns(args)) trap_stalled(args, kLoadRole, number);
+    }
+    trace.waited(since_ns);
+    return came < blocks ? came : blocks;
+  }
+
   /// The rows of `source` times their part of the weight, which begins at `weight_k`. `own`: rows are read in place.
   MK_DEVICE void load(const GatherPlace& place, u32 source, bool own, i32 weight_k, bool first) {
-    const u32 blocks = arrivals.images.k_blocks(), rows = place.last_row - place.row + 1;
-    const bool images = !own && gather.pushes != kEngineCopies;
-    const u32 bytes_a = images ? rows * kBlockK * 2 : Tile::kBytesA;
+    const u32 blocks = images.k_blocks(), rows = place.last_row - place.row + 1;
+    const bool by_image = !own && gather.pushes != kEngineCopies;
+    const u32 bytes_a = by_image ? rows * kBlockK * 2 : Tile::kBytesA;
     const TensorMap* map = own ? &args.a[0] : &gather.arena[0];
-    const i32 row = place.row + (own ? 0 : arrivals.images.slot(args.rank, source) * arrivals.images.shard_rows());
+    const i32 row = place.row + (own ? 0 : images.slot(args.rank, source) * images.shard_rows());
     u32 ahead = 0, ready = own ? blocks : 0;
     if (fresh && !own) {  // weights can be on their way before the rows are here
       ahead = blocks < (u32)Tile::kStages ? blocks : (u32)Tile::kStages;
-      if (leads) {
-        note(0, place);
-        for (u32 i = 0; i < ahead; ++i) load_weight(i, bytes_a, place, weight_k + i * kBlockK);
-      }
+      note(0, place);
+      for (u32 i = 0; i < ahead; ++i) load_weight(i, bytes_a, place, weight_k + i * kBlockK);
     }
     fresh = false;
     const u8* image = nullptr;
     if (!own) {
-      enter();
-      image = arrivals.images.image(args.rank, source, place.row_tile, 0);
+      wait_phase(args, memory.entered(), 0, kLoadRole);
+      images.epoch = load_shared(memory.epoch());
+      image = images.image(args.rank, source, place.row_tile, 0);
     }
-    for (u32 i = 0; i < blocks;) {
-      if (i == ready) {
-        const u64 since_ns = trace.now();
-        ready += arrivals.await_tile(source, place.row_tile, place.row, place.last_row, i, blocks - i);
-        trace.waited(since_ns);
+    for (u32 i = 0; i < blocks; ++i) {
+      if (i == ready) ready = wait_images(i, blocks);
+      if (i >= ahead) {
+        wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole, trace);
+        if (first && i == 0) note(ring.stage, place);
+        load_weight(ring.stage, bytes_a, place, weight_k + i * kBlockK);
       }
-      if (!leads) i = ready;
-      for (; i < ready; ++i) {
-        if (i >= ahead) {
-          wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole, trace);
-          if (first && i == 0) note(ring.stage, place);
-          load_weight(ring.stage, bytes_a, place, weight_k + i * kBlockK);
-        }
-        const u32 full = memory.stage_full(ring.stage);
-        if (images) {
-          bulk_load(memory.a(ring.stage), image + (u64)i * Tile::kImageBytes, bytes_a, full);
-        } else {
-          tensor_load(memory.a(ring.stage), map, full, i * kBlockK, row);
-        }
-        ring.advance();
+      const u32 full = memory.stage_full(ring.stage);
+      if (by_image) {
+        bulk_load(memory.a(ring.stage), image + (u64)i * Tile::kImageBytes, bytes_a, full);
+      } else {
+        tensor_load(memory.a(ring.stage), map, full, i * kBlockK, row);
       }
+      ring.advance();
     }
+    if (!own) before += blocks;
   }
 
   MK_DEVICE void run(const GatherSchedule& schedule) {
     for (u32 position = schedule.first(); position < schedule.positions(); position = schedule.next(position)) {
       const GatherPlace place = schedule.template place<Tile>(gather, position);
       trace.begin();
-      const bool columns = schedule.order == kColumns;
-      for (u32 step = 0; step < (columns ? args.world : 1); ++step) {
-        const u32 next = args.rank + step < args.world ? args.rank + step : args.rank + step - args.world;
-        const u32 source = columns ? next : place.owner;
-        const bool own = source == args.rank && schedule.order != kTogether;
-        load(place, source, own, columns ? source * args.k[0] : 0, step == 0);
+      for (u32 step = 0; step < steps_of(args, schedule); ++step) {
+        const u32 source = source_of(args, schedule, place, step);
+        const i32 weight_k = schedule.order == kColumns ? source * args.k[0] : 0;
+        load(place, source, in_place(args, schedule, source), weight_k, step == 0);
       }
       trace.end(kTraceLoad, place.owner, position);
     }
-    if (leads) load_end<Tile>(args, memory, ring);
+    load_end<Tile>(args, memory, ring);
   }
 };
 
@@ -148,11 +181,12 @@ MK_DEVICE void run_image_block(const LaunchArguments& args, const GatherArgument
   const auto [group, warp, first_lane] = ThreadPlace{};
   if (group == kMathGroups) {
     decrease_registers<kHelperRegisters>();
-    if (warp == 0) ImageLoader<Op>(args, gather, memory).run(schedule);
+    if (first_lane && warp == 0) ImageLoader<Op>(args, gather, memory).run(schedule);
     if constexpr (Op::kPulls) {
       if (first_lane && warp == 1) Layer<Op>(args, gather, memory).run();
     }
-    if (first_lane && (warp == 1 || warp == 2)) gather_store_role<Op>(args, gather, memory, schedule, warp - 1);
+    if (first_lane && warp == 1) gather_store_role<Op, kMathGroups>(args, gather, memory, schedule, 0);
+    if (warp == 2) image_arrival_role<Op>(args, gather, memory, schedule);
     if constexpr (Op::kPulls) {
       if (first_lane && warp == 3) carry_role<Op, Puller<Op>>(args, gather, memory);
     } else {

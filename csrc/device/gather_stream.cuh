@@ -6,7 +6,8 @@
 // entry    entered                      entered          nothing
 // compute  entered; full stages         rows_brought;    the shard, workspaces of all ranks; then bias, out
 //                                       empty stages
-// load     rows_brought, empty stages   full stages      weight; the own workspace
+// arrival  entered, rows_brought        arrived          nothing
+// load     arrived, empty stages        full stages      weight; the own workspace
 //
 // Shards are so small that no block waits for its share of the link: the compute threads of the first blocks copy the
 // own one to all ranks while the first weights are loaded. All blocks wait for what those bring, who wait for nobody:
@@ -79,7 +80,7 @@ struct RowCopy {
   MK_DEVICE void tell(u32 part) const {
     math_barrier();
     if (threadIdx.x != 0 || rows.epoch == 0) return;
-    // pairs-with: rows_brought release (compute_role -> load_role), scope sys
+    // pairs-with: rows_brought release (compute_role -> arrival_role), scope sys
     fence_acq_rel_sys();
     for (u32 to = 0; to < args.world; ++to) {
       // Relaxed: the fence above releases.
@@ -100,7 +101,35 @@ struct RowCopy {
   }
 };
 
-/// Load role, one warp: weights at once, rows when they are here; its first lane loads.
+/// Arrival role, one warp: all parts of all shards are here, the own ones first, or the launch has been given up. Not
+/// the thread that loads: its fence would wait for the weights that are on their way.
+template <class Op>
+MK_DEVICE void few_rows_arrival_role(const LaunchArguments& args, const GatherArguments& gather,
+                                     const SharedMemory<typename Op::Tile>& memory) {
+  wait_phase(args, memory.entered(), 0, kLoadRole);
+  const FewRows<typename Op::Tile> rows{args, gather, load_shared(memory.epoch())};
+  bool given_up = rows.epoch == 0;
+  const bool leads = threadIdx.x % 32 == 0;
+  for (u32 step = 0; step < args.world && !given_up; ++step) {
+    const u32 source = args.rank + step < args.world ? args.rank + step : args.rank + step - args.world;
+    const WaitSite site{kLoadRole, source, 0};
+    Trace meeting(args, kSignalLane, leads && source != args.rank);
+    meeting.begin();
+    bool mine = source == args.rank || meet_peer<Op::kOperator>(args, rows.epoch, site);
+    meeting.end_wait(kTraceReceive, source, kNoTile);
+    for (u32 part = threadIdx.x % 32; part < gather.parts && mine; part += 32) {
+      // pairs-with: rows_brought acquire (compute_role -> arrival_role), scope sys
+      mine = wait_until<Op::kOperator>(args, rows.flag(args.rank, source, part), rows.epoch, site);
+    }
+    given_up = !__all_sync(~0u, mine);
+  }
+  __syncwarp();         // what the lanes have acquired comes before the release of one of them
+  fence_proxy_async();  // rows were written by ordinary stores, they are read by bulk copies
+  // pairs-with: arrived release (arrival_role -> load_role), scope cta
+  if (leads) store_release_shared(memory.sent_count(0), 1);
+}
+
+/// Load role: weights at once, rows when they are here.
 template <class Op>
 struct FewRowsLoader {
   using Tile = typename Op::Tile;
@@ -109,13 +138,12 @@ struct FewRowsLoader {
   const GatherArguments& gather;
   const SharedMemory<Tile>& memory;
   const StreamPlan<Tile>& plan;
-  const bool leads = threadIdx.x % 32 == 0;
   Trace trace;
   Ring<Tile> ring{};
 
   MK_DEVICE FewRowsLoader(const LaunchArguments& args, const GatherArguments& gather, const SharedMemory<Tile>& memory,
                           const StreamPlan<Tile>& plan)
-      : args(args), gather(gather), memory(memory), plan(plan), trace(args, kLoadLane, leads) {}
+      : args(args), gather(gather), memory(memory), plan(plan), trace(args, kLoadLane) {}
 
   MK_DEVICE void load_weight(int stage, u32 k_block, i32 column) const {
     mbarrier_arrive_expect(memory.stage_full(stage), plan.bytes_a + Tile::kBytesB);
@@ -123,10 +151,10 @@ struct FewRowsLoader {
   }
 
   /// Weights that the ring has no room for yet, into the cache, while rows are waited for and the memory is idle.
-  MK_DEVICE void fetch_ahead(u32 first, u32 end, u32 start, u32 count, i32 column) const {
+  MK_DEVICE void fetch_ahead(u32 first, u32 end, i32 column) const {
 #pragma unroll 1
     for (u32 i = first; i < end; ++i) {
-      const i32 k = k_block_at(start + i, count) * kBlockK;
+      const i32 k = (plan.first_k() + i) * kBlockK;
       if constexpr (Tile::kWeightIsKn) {
 #pragma unroll
         for (int x = 0; x < Tile::kBlockN; x += Tile::kPanelN) tensor_prefetch(&args.weight[0], column + x, k);
@@ -136,30 +164,15 @@ struct FewRowsLoader {
     }
   }
 
-  /// Number `i` of this block's k-blocks of a tile that does not begin with the first.
-  MK_DEVICE u32 k_block_at(u32 i, u32 count) const { return plan.first_k() + (i < count ? i : i - count); }
-
-  /// All parts of all shards are here, the own ones first, or the launch has been given up. Returns where they lie.
-  MK_DEVICE const TensorMap* await_rows() const {
-    wait_phase(args, memory.entered(), 0, kLoadRole);
-    const FewRows<Tile> rows{args, gather, load_shared(memory.epoch())};
-    bool given_up = rows.epoch == 0;
-    for (u32 step = 0; step < args.world && !given_up; ++step) {
-      const u32 source = args.rank + step < args.world ? args.rank + step : args.rank + step - args.world;
-      const WaitSite site{kLoadRole, source, 0};
-      Trace meeting(args, kSignalLane, leads && source != args.rank);
-      meeting.begin();
-      bool mine = source == args.rank || meet_peer<Op::kOperator>(args, rows.epoch, site);
-      meeting.end_wait(kTraceReceive, source, kNoTile);
-      for (u32 part = threadIdx.x % 32; part < gather.parts && mine; part += 32) {
-        // pairs-with: rows_brought acquire (compute_role -> load_role), scope sys
-        mine = wait_until<Op::kOperator>(args, rows.flag(args.rank, source, part), rows.epoch, site);
-      }
-      given_up = !__all_sync(~0u, mine);
+  /// Rows may be loaded. Returns where they lie.
+  MK_DEVICE const TensorMap* wait_rows() {
+    const u64 since_ns = trace.now(), start_ns = global_timer_ns();
+    // pairs-with: arrived acquire (arrival_role -> load_role), scope cta
+    while (load_acquire_shared(memory.sent_count(0)) == 0) {
+      if (global_timer_ns() - start_ns > stall_limit_ns(args)) trap_stalled(args, kLoadRole, 0);
     }
-    __syncwarp();         // what the lanes have acquired comes before the loads of one of them
-    fence_proxy_async();  // rows were written by ordinary stores, they are read by bulk copies
-    return &gather.arena[rows.epoch & 1];
+    trace.waited(since_ns);
+    return &gather.arena[load_shared(memory.epoch()) & 1];
   }
 
   MK_DEVICE void run() {
@@ -168,20 +181,17 @@ struct FewRowsLoader {
     for (u32 position = plan.first; position < plan.tiles; position += plan.step) {
       const u32 tile = plan.tile(position);
       const i32 row = plan.row(tile), column = plan.column(tile);
-      const u32 start = plan.start_k(args, tile);
       u32 ahead = 0;
       trace.begin();
       if (map == nullptr) {
         ahead = count < (u32)Tile::kStages ? count : (u32)Tile::kStages;
-        for (u32 i = 0; leads && i < ahead; ++i) load_weight(i, k_block_at(start + i, count), column);
+        for (u32 i = 0; i < ahead; ++i) load_weight(i, plan.first_k() + i, column);
         const u32 fetched = count < ahead + kFetchedAhead ? count : ahead + kFetchedAhead;
-        if (leads) fetch_ahead(ahead, fetched, start, count, column);
-        const u32 since_ns = trace.now();
-        map = await_rows();
-        trace.waited(since_ns);
+        fetch_ahead(ahead, fetched, column);
+        map = wait_rows();
       }
-      for (u32 i = 0; leads && i < count; ++i) {
-        const u32 k_block = k_block_at(start + i, count);
+      for (u32 i = 0; i < count; ++i) {
+        const u32 k_block = plan.first_k() + i;
         if (i >= ahead) {
           wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole, trace);
           load_weight(ring.stage, k_block, column);
@@ -215,6 +225,7 @@ MK_DEVICE void run_stream_gather_block(const LaunchArguments& args, const Gather
   init_barriers(memory);
   if (threadIdx.x == 32) prefetch_tensor_map(&args.weight[0]);
   if (threadIdx.x < 2) prefetch_tensor_map(&gather.arena[threadIdx.x]);
+  if (threadIdx.x == 0) store_shared(memory.sent_count(0), 0);
   __syncthreads();
   if constexpr (Tile::kSplit > 1) cluster_arrive();  // who sends to others waits for them: Exchange::begin
   const StreamPlan<Tile> plan(args, false);
@@ -224,7 +235,8 @@ MK_DEVICE void run_stream_gather_block(const LaunchArguments& args, const Gather
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
   if (group == kMathGroups) {
     decrease_registers<kStreamHelperRegisters>();
-    if (warp == 0) FewRowsLoader<Op>(args, gather, memory, plan).run();
+    if (warp == 0 && threadIdx.x % 32 == 0) FewRowsLoader<Op>(args, gather, memory, plan).run();
+    if (warp == 2) few_rows_arrival_role<Op>(args, gather, memory);
     if (warp == 3 && threadIdx.x % 32 == 0) few_rows_entry_role<Op>(args, memory);
     __syncwarp();
   } else {

@@ -70,7 +70,7 @@ class GatherSchedule:
     Units: `grid` blocks. `mover` and `order`: a `GatherMover` and a `GatherOrder` of the device. `image_rows` rows of
     an image, as many as the tile has; images of `band` row tiles are sent together, k-block by k-block. The copy engine
     moves `group_rows` rows of a shard at once. A streaming kernel copies a shard in so many `parts`, to where all rows
-    lie as a matrix; each of its tiles begins `stagger` k-blocks after the one before.
+    lie as a matrix.
     """
 
     grid: int
@@ -81,12 +81,11 @@ class GatherSchedule:
     group_rows: int = 128
     raster_group: int = 8
     parts: int = 0
-    stagger: int = 0
 
     def __post_init__(self) -> None:
         if min(self.grid, self.group_rows, self.raster_group, self.band, self.image_rows) < 1:
             raise ValueError(f"not a schedule: {self}")
-        if min(self.parts, self.stagger) < 0 or (self.parts and (self.order, self.mover) != (TOGETHER, BLOCKS_PUSH)):
+        if self.parts < 0 or (self.parts and (self.order, self.mover) != (TOGETHER, BLOCKS_PUSH)):
             raise ValueError(f"not a schedule: {self}")
         movers = ENGINE_COPIES, BLOCKS_PUSH, PEERS_READ, BLOCKS_PULL
         if self.order not in (APART, TOGETHER, COLUMNS) or self.mover not in movers:
@@ -258,7 +257,7 @@ def fill_words(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, 
     size, schedule, peers = launch.size, launch.schedule, launch.peers
     packed.m, packed.k[0], packed.terms, packed.scale = size.rows, size.k, 1, 1.0
     packed.segments, packed.segment_rows = size.segments, size.segment_rows
-    packed.raster_group, packed.lag = schedule.raster_group, schedule.stagger
+    packed.raster_group = schedule.raster_group
     packed.rank, packed.world = peers.rank, size.world
     for rank, address in enumerate(peers.workspaces):
         packed.workspace[rank] = address

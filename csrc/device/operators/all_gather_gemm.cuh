@@ -1,14 +1,15 @@
 #pragma once
 // All-gather + GEMMs: out[i] = gathered @ weight[i] + bias[i], for up to four weights; and the gathered tensor.
 //
-// role      waits for                  signals                 touches
-// carry     loaded images; image_ready  entered, image_ready   the shard; workspaces of the peers, or the own one;
-//           where rows are returned                            the gathered tensor
-// lay       entered                    image_laid              the shard, the own workspace: where blocks fetch
-// load      image_ready, empty stages   full stages            the shard or a workspace, weight
-// compute   full stages, empty panels   empty stages, full     bias
+// role      waits for                   signals                 touches
+// carry     loaded images; image_ready  entered, image_ready    the shard; workspaces of the peers, or the own one;
+//           where rows are returned                             the gathered tensor
+// lay       entered                     image_laid              the shard, the own workspace: where blocks fetch
+// arrival   entered, image_ready        arrived                 nothing
+// load      arrived, empty stages       full stages             the shard or a workspace, weight
+// compute   full stages, empty panels   empty stages, full      bias
 //                                       panels
-// store     full panels                 empty panels           out
+// store     full panels                 empty panels            out
 //
 // All roles are in every block. The shard is contiguous. The first block also calls the roll, as every launch with
 // peers does.
