@@ -11,6 +11,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from mkcompile.config import Settings
+
+from . import bars
 from .cells import CONTENDERS, MODELS, MODES, VARIANT, WHOLE, Key
 from .results import Row, RowKey, read
 
@@ -153,6 +156,16 @@ def summary_table(rows: dict[RowKey, Row]) -> list[str]:
     return lines
 
 
+def _behind(rows: dict[RowKey, Row]) -> list[str]:
+    """Passes of cells in which another contender is ahead."""
+    return [
+        f"{bars.name_of(cell)} {name} {gain:.2f}"
+        for cell in cells_of(rows)
+        for which, name in PASSES.items()
+        if (gain := speed_up(rows, cell, which)) is not None and gain < 1 - LEVEL
+    ]
+
+
 def predictions_table(rows: dict[RowKey, Row], predicted: Sequence[Row]) -> list[str]:
     """What `explain` says of a step beside what was measured of it, without and with our kernels."""
     lines = [
@@ -180,6 +193,8 @@ def page(rows: dict[RowKey, Row], predicted: Sequence[Row] = ()) -> str:
     some = next(iter(rows.values()))
     head = f"Two {some['device']}, torch {some['torch']}, bf16; medians, milliseconds, the slowest rank's."
     parts = ["# Models", head + " In brackets: over mkcompile's time."]
+    asked = bars.lines_of(rows, cells_of(rows), _behind(rows), Settings().arena_bytes)
+    parts.append("## Asked and measured\n\n" + "\n".join(asked))
     for which, name in PASSES.items():
         parts.append(f"## {name}\n\n" + "\n".join(times_table(rows, cells_of(rows), which)))
     parts.append("## Details\n\n" + "\n".join(details_table(rows, cells_of(rows))))

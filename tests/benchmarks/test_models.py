@@ -131,6 +131,29 @@ def test_tables_show_ratios_and_failures(tmp_path: Path) -> None:
     assert "| 8B | sequence | default | 1x512 | 1.50 |  | none |" in "\n".join(table.summary_table(rows))
 
 
+def test_what_was_asked_stands_beside_what_was_measured(tmp_path: Path) -> None:
+    cell = {
+        "model": "70B-tp8-local",
+        "form": "sequence",
+        "B": 4,
+        "T": 4096,
+        "mode": "default",
+        "device": "",
+        "torch": "",
+    }
+    of_each = {
+        "inductor": {"fwd_ms": 16.0, "fwd_peak_bytes": 10**9, "losses": [2.0, 1.0], "compile_cold_fwd_s": 4.0},
+        "mkernel": {"fwd_ms": 12.4, "fwd_peak_bytes": 10**9, "losses": [2.0, 1.001], "compile_cold_fwd_s": 5.0},
+    }
+    path = tmp_path / "models.jsonl"
+    results.append(path, [{**cell, "contender": name, **row, "arena_bytes": 5} for name, row in of_each.items()])
+    page = table.page(results.read(path))
+    assert "forward: 12.5 ms (async TP 13.80, Inductor 15.02) | sequence 12.400 | met |" in page
+    assert "forward + backward: 39.0 ms (async TP 42.43, Inductor 44.69) | - | missed |" in page
+    assert "1 of 1 passes | met |" in page and "at most 5.0e-04 of the first loss apart" in page
+    assert "default cold 1.25 | missed |" in page and "most: 0.00 GB of 1.07" in page
+
+
 def test_a_row_that_we_lose_or_fail_is_named(tmp_path: Path) -> None:
     path = _rows(tmp_path)
     cell = {"model": "8B", "form": "sequence", "B": 1, "mode": "default", "device": "GPU", "torch": "2"}
