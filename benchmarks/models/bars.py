@@ -109,7 +109,7 @@ def _compiling(rows: dict[RowKey, Row], cells: Sequence[Key]) -> Line:
 
 
 def _seconds(row: Row, kind: str) -> float:
-    return sum(row.get(f"compile_{kind}_{which}_s", 0.0) for which in _PASSES)
+    return float(sum(row.get(f"compile_{kind}_{which}_s", 0.0) for which in _PASSES))
 
 
 def _met(is_met: bool) -> str:
