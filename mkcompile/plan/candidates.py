@@ -28,8 +28,9 @@ _PACED_SHARE = 0.8
 _LINK_BOUND = 1.04
 # Fewer and shorter: two waves before the first own tile would leave the link idle at the end (decision 302).
 _FEW_WAVES, _SHORT_US = 4, 100.0
-# Partials that take so much of the computation: two waves of large ones would wait for each other on the link.
-_LINK_BUSY, _LARGE_TILE = 0.9, 128 * 256
+# Partials that take so much of the computation: two waves of large ones would wait for each other on the link, and of
+# any where finished tiles are copied out as well (decision 302).
+_LINK_BUSY, _LARGE_TILE = 0.65, 128 * 256
 # Each tile is told of by itself: smaller ones only where these do not fill the SMs (decision 302).
 _SMALLEST_OF_MANY = 128 * 128
 _PANEL_COLUMNS = 64
@@ -90,8 +91,10 @@ def _reduction(site: Site, case: Case, variant: str, us: float, final: float) ->
     link = case.machine.link_us(sent, case.machine.constants.push_fraction)
     link_bound = link >= _LINK_BOUND * compute.total_us
     short = compute.waves <= _FEW_WAVES and compute.total_us < _SHORT_US
-    floods = final == 0 and link >= _LINK_BUSY * compute.total_us and case.tile.rows * case.tile.columns >= _LARGE_TILE
-    lag_positions = case.roles.compute * (1 if short or floods else 2)
+    is_flooded = link / (1 + final) >= _LINK_BUSY * compute.total_us
+    large = final == 0 and case.tile.rows * case.tile.columns >= _LARGE_TILE
+    one_wave = short or (is_flooded and (large or variant == "staged"))
+    lag_positions = case.roles.compute * (1 if one_wave else 2)
     peers = max(1, site.problem.world_size - 1)
     panels = max(1, case.tile.columns // _PANEL_COLUMNS)
     plan = plan_of(site, case, variant, transport="multicast" if variant == "multicast" else "store")

@@ -21,7 +21,7 @@ _EFFICIENCY = {
 _PACED_SHARE = 0.8
 _LINK_BOUND = 1.04
 _SHORT_US = 100.0
-_LINK_BUSY, _LARGE_TILE = 0.9, 128 * 256
+_LINK_BUSY, _LARGE_TILE = 0.65, 128 * 256
 #: Source: docs/decisions/301-tile-gemm.md.
 _ALONE_RASTER = 12
 
@@ -78,7 +78,11 @@ class LaunchSize:
     def sent_us(self, config: KernelConfig) -> float:
         """Time that this rank's pushes take on the link."""
         hops = {"gemm": 0, "gemm_reduce_scatter": 1, "gemm_all_reduce": 2}[config.operator]
-        return hops * self.m * self.n * 2 * (self.world - 1) / self.world / LINK_BYTES_PER_US
+        return hops * self.hop_us()
+
+    def hop_us(self) -> float:
+        """Time that the partials take on the link."""
+        return self.m * self.n * 2 * (self.world - 1) / self.world / LINK_BYTES_PER_US
 
 
 def choose_schedule(config: KernelConfig, size: LaunchSize, max_grid: int) -> TileSchedule:
@@ -95,11 +99,11 @@ def choose_schedule(config: KernelConfig, size: LaunchSize, max_grid: int) -> Ti
         return TileSchedule(grid=min(positions, max_grid), raster_group=_ALONE_RASTER)
     compute_us = waves * size.tile_us(config)
     link_bound = size.sent_us(config) >= _LINK_BOUND * compute_us
+    # Few waves: two of them before the first own tile would leave the link idle at the end. Two waves of large partials
+    # would wait for each other on a busy link, and of any where finished tiles are copied out as well.
     large = config.block_m * config.block_n >= _LARGE_TILE and config.operator == "gemm_reduce_scatter"
-    floods = large and size.sent_us(config) >= _LINK_BUSY * compute_us
-    # Few waves: two of them before the first own tile would leave the link idle at the end. Large partials of two waves
-    # would wait for each other on a busy link.
-    lag_positions = grid if floods or (waves <= 4 and compute_us < _SHORT_US) else 2 * grid
+    flooded = size.hop_us() >= _LINK_BUSY * compute_us and (large or config.broadcast == "staged")
+    lag_positions = grid if flooded or (waves <= 4 and compute_us < _SHORT_US) else 2 * grid
     pace_ns = 0 if link_bound else int(_PACED_SHARE * size.tile_us(config) * 1000 / config.num_panels)
     return TileSchedule(grid=grid, lag=max(1, ceil(lag_positions / (size.world - 1))), pace_ns=pace_ns)
 
