@@ -7,7 +7,7 @@
 // compute  entered; full stages         rows_brought;    the shard, workspaces of all ranks; then bias, out
 //                                       empty stages
 // arrival  entered, rows_brought        arrived          nothing
-// load     arrived, empty stages        full stages      weight; the own workspace
+// load     arrived, empty stages        full stages      weight; the own workspace: a thread each
 //
 // Shards are so small that no block waits for its share of the link: the compute threads of the first blocks copy the
 // own one to all ranks while the first weights are loaded. All blocks wait for what those bring, who wait for nobody:
@@ -16,6 +16,17 @@
 #include "device/stream.cuh"
 
 namespace mk {
+
+/// As load_weight_block, into the L2 cache.
+template <class Tile>
+MK_DEVICE void prefetch_weight_block(const LaunchArguments& args, i32 k, i32 column) {
+  if constexpr (Tile::kWeightIsKn) {
+#pragma unroll
+    for (int x = 0; x < Tile::kBlockN; x += Tile::kPanelN) tensor_prefetch(&args.weight[0], column + x, k);
+  } else {
+    tensor_prefetch(&args.weight[0], k, column);
+  }
+}
 
 /// One launch: where the rows lie, and who tells of them.
 template <class Tile>
@@ -129,80 +140,64 @@ MK_DEVICE void few_rows_arrival_role(const LaunchArguments& args, const GatherAr
   if (leads) store_release_shared(memory.sent_count(0), 1);
 }
 
-/// Load role: weights at once, rows when they are here.
+/// Load role, one thread: this block's k-blocks of the weight, whatever becomes of the rows. What the ring has no room
+/// for goes into the cache while rows are waited for and the memory is idle.
 template <class Op>
-struct FewRowsLoader {
+MK_DEVICE void few_rows_weight_role(const LaunchArguments& args, const SharedMemory<typename Op::Tile>& memory,
+                                    const StreamPlan<typename Op::Tile>& plan) {
   using Tile = typename Op::Tile;
-  static constexpr u32 kFetchedAhead = (128 << 10) / Tile::kBytesB;  ///< what the memory gives a block meanwhile
-  const LaunchArguments& args;
-  const GatherArguments& gather;
-  const SharedMemory<Tile>& memory;
-  const StreamPlan<Tile>& plan;
-  Trace trace;
-  Ring<Tile> ring{};
-
-  MK_DEVICE FewRowsLoader(const LaunchArguments& args, const GatherArguments& gather, const SharedMemory<Tile>& memory,
-                          const StreamPlan<Tile>& plan)
-      : args(args), gather(gather), memory(memory), plan(plan), trace(args, kLoadLane) {}
-
-  MK_DEVICE void load_weight(int stage, u32 k_block, i32 column) const {
-    mbarrier_arrive_expect(memory.stage_full(stage), plan.bytes_a + Tile::kBytesB);
-    load_weight_block(args, memory, stage, 0, k_block * kBlockK, column);
-  }
-
-  /// Weights that the ring has no room for yet, into the cache, while rows are waited for and the memory is idle.
-  MK_DEVICE void fetch_ahead(u32 first, u32 end, i32 column) const {
+  constexpr u32 kFetchedAhead = (128 << 10) / Tile::kBytesB;  // what the memory gives a block meanwhile
+  const u32 count = plan.last_k() - plan.first_k();
+  Ring<Tile> ring;
+  Trace trace(args, kLoadLane);
+  for (u32 position = plan.first; position < plan.tiles; position += plan.step) {
+    const u32 tile = plan.tile(position);
+    const i32 column = plan.column(tile);
+    trace.begin();
+    for (u32 i = 0; i < count; ++i) {
+      if (position == plan.first && i == Tile::kStages) {
+        const u32 end = count < Tile::kStages + kFetchedAhead ? count : Tile::kStages + kFetchedAhead;
 #pragma unroll 1
-    for (u32 i = first; i < end; ++i) {
-      const i32 k = (plan.first_k() + i) * kBlockK;
-      if constexpr (Tile::kWeightIsKn) {
-#pragma unroll
-        for (int x = 0; x < Tile::kBlockN; x += Tile::kPanelN) tensor_prefetch(&args.weight[0], column + x, k);
-      } else {
-        tensor_prefetch(&args.weight[0], k, column);
-      }
-    }
-  }
-
-  /// Rows may be loaded. Returns where they lie.
-  MK_DEVICE const TensorMap* wait_rows() {
-    const u64 since_ns = trace.now(), start_ns = global_timer_ns();
-    // pairs-with: arrived acquire (arrival_role -> load_role), scope cta
-    while (load_acquire_shared(memory.sent_count(0)) == 0) {
-      if (global_timer_ns() - start_ns > stall_limit_ns(args)) trap_stalled(args, kLoadRole, 0);
-    }
-    trace.waited(since_ns);
-    return &gather.arena[load_shared(memory.epoch()) & 1];
-  }
-
-  MK_DEVICE void run() {
-    const u32 count = plan.last_k() - plan.first_k();
-    const TensorMap* map = nullptr;
-    for (u32 position = plan.first; position < plan.tiles; position += plan.step) {
-      const u32 tile = plan.tile(position);
-      const i32 row = plan.row(tile), column = plan.column(tile);
-      u32 ahead = 0;
-      trace.begin();
-      if (map == nullptr) {
-        ahead = count < (u32)Tile::kStages ? count : (u32)Tile::kStages;
-        for (u32 i = 0; i < ahead; ++i) load_weight(i, plan.first_k() + i, column);
-        const u32 fetched = count < ahead + kFetchedAhead ? count : ahead + kFetchedAhead;
-        fetch_ahead(ahead, fetched, column);
-        map = wait_rows();
-      }
-      for (u32 i = 0; i < count; ++i) {
-        const u32 k_block = plan.first_k() + i;
-        if (i >= ahead) {
-          wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole, trace);
-          load_weight(ring.stage, k_block, column);
+        for (u32 next = i; next < end; ++next) {
+          prefetch_weight_block<Tile>(args, (plan.first_k() + next) * kBlockK, column);
         }
-        tensor_load(memory.a(ring.stage), map, memory.stage_full(ring.stage), k_block * kBlockK, row);
-        ring.advance();
       }
-      trace.end(kTraceLoad, args.rank, tile);
+      wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole, trace);
+      mbarrier_arrive_expect(memory.stage_full(ring.stage), plan.bytes_a + Tile::kBytesB);
+      load_weight_block(args, memory, ring.stage, 0, (plan.first_k() + i) * kBlockK, column);
+      ring.advance();
+    }
+    trace.end(kTraceLoad, args.rank, tile);
+  }
+}
+
+/// Load role, another thread: the rows beside them, once all are here.
+template <class Op>
+MK_DEVICE void few_rows_row_role(const LaunchArguments& args, const GatherArguments& gather,
+                                 const SharedMemory<typename Op::Tile>& memory,
+                                 const StreamPlan<typename Op::Tile>& plan) {
+  using Tile = typename Op::Tile;
+  const u32 count = plan.last_k() - plan.first_k();
+  Ring<Tile> ring;
+  Trace trace(args, kStoreLane);
+  trace.begin();
+  const u64 start_ns = global_timer_ns();
+  // pairs-with: arrived acquire (arrival_role -> load_role), scope cta
+  while (load_acquire_shared(memory.sent_count(0)) == 0) {
+    if (global_timer_ns() - start_ns > stall_limit_ns(args)) trap_stalled(args, kLoadRole, 0);
+  }
+  trace.waited(trace.start_ns);
+  const TensorMap* map = &gather.arena[load_shared(memory.epoch()) & 1];
+  for (u32 position = plan.first; position < plan.tiles; position += plan.step) {
+    const i32 row = plan.row(plan.tile(position));
+    for (u32 i = 0; i < count; ++i) {
+      wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole);
+      tensor_load(memory.a(ring.stage), map, memory.stage_full(ring.stage), (plan.first_k() + i) * kBlockK, row);
+      ring.advance();
     }
   }
-};
+  trace.end(kTraceLoad, args.rank, 0);
+}
 
 /// Entry role: the launch does not end before every peer has entered it.
 template <class Op>
@@ -235,7 +230,8 @@ MK_DEVICE void run_stream_gather_block(const LaunchArguments& args, const Gather
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
   if (group == kMathGroups) {
     decrease_registers<kStreamHelperRegisters>();
-    if (warp == 0 && threadIdx.x % 32 == 0) FewRowsLoader<Op>(args, gather, memory, plan).run();
+    if (warp == 0 && threadIdx.x % 32 == 0) few_rows_weight_role<Op>(args, memory, plan);
+    if (warp == 1 && threadIdx.x % 32 == 0) few_rows_row_role<Op>(args, gather, memory, plan);
     if (warp == 2) few_rows_arrival_role<Op>(args, gather, memory);
     if (warp == 3 && threadIdx.x % 32 == 0) few_rows_entry_role<Op>(args, memory);
     __syncwarp();
