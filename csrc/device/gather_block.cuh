@@ -172,7 +172,7 @@ MK_DEVICE void run_image_block(const LaunchArguments& args, const GatherArgument
   Trace trace(args, kComputeLane, threadIdx.x == 0);
   trace.begin();
   if (threadIdx.x == 0) {
-    mbarrier_init(memory.base + Tile::kSlotBarrierOffset, 1);
+    for (int i = 0; i < 2; ++i) mbarrier_init(memory.base + Tile::kSlotBarrierOffset + i * 8, 1);
     memory.init();
   }
   __syncthreads();

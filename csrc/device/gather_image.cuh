@@ -14,7 +14,7 @@ struct ImageTile : Base {
   static constexpr u32 kSlots = kFree < 4 ? kFree : 4;
   static constexpr u32 kSlotBarrierOffset = kSlotOffset + kSlots * kImageBytes;
   static constexpr int kSharedBytes = Base::kSharedBytes + 1024 + kSlots * kImageBytes + 16;
-  static_assert(1024 + kSlotBarrierOffset + 8 <= kSharedBytes && kSharedBytes <= 232448, "shared memory of one SM");
+  static_assert(1024 + kSlotBarrierOffset + 16 <= kSharedBytes && kSharedBytes <= 232448, "shared memory of one SM");
   static_assert(kSlots >= 1, "a block moves at least one image");
   static_assert(kImageK == kBlockK, "an image fills a stage's rows");
 };

@@ -93,35 +93,41 @@ struct Layer {
 template <class Op>
 struct Puller {
   using Tile = typename Op::Tile;
+  static constexpr u32 kDepth = Tile::kSlots > 1 ? 2 : 1;  ///< images on their way at a time
   const LaunchArguments& args;
   const GatherArguments& gather;
   const SharedMemory<Tile>& memory;
   const ImageWalk walk;
-  u32 parity = 0;
+  const u32 end;       ///< images of all others
+  u32 asked = 0;       ///< images of this block
+  u32 met = 0;         ///< bit set of peers that have entered this very launch
   bool given_up = false;
-  u32 met = 0;     ///< bit set of peers that have entered this very launch
-  u32 source = 0;  ///< of the image that has been asked for
-  Image wanted;    ///< that image
   Trace trace;
 
   MK_DEVICE Puller(const LaunchArguments& args, const GatherArguments& gather, const SharedMemory<Tile>& memory)
       : args(args), gather(gather), memory(memory), walk(ImageWalk::template make<Tile>(args, gather, args.rank)),
-        trace(args, kExtraLane) {}
+        end(walk.images * (args.world - 1)), trace(args, kExtraLane) {}
 
-  MK_DEVICE u32 slot(u32 turn) const {
-    return memory.base + Tile::kSlotOffset + (Tile::kSlots > 1 ? turn % 2 : 0) * Tile::kImageBytes;
-  }
-  MK_DEVICE u32 full() const { return memory.base + Tile::kSlotBarrierOffset; }
+  MK_DEVICE u32 slot(u32 turn) const { return memory.base + Tile::kSlotOffset + turn % kDepth * Tile::kImageBytes; }
+  MK_DEVICE u32 full(u32 turn) const { return memory.base + Tile::kSlotBarrierOffset + turn % kDepth * 8; }
   MK_DEVICE u32 number(const Image& image) const { return image.row_tile * walk.k_blocks + image.k_block; }
+  /// This block's images in the order of their numbers, those of the rank after this one first.
+  MK_DEVICE u32 at(u32 turn) const { return blockIdx.x + turn * gridDim.x; }
+  MK_DEVICE u32 source(u32 at) const {
+    const u32 step = at / walk.images + 1;
+    return args.rank + step < args.world ? args.rank + step : args.rank + step - args.world;
+  }
 
-  MK_DEVICE void await_laid(const Images<Op>& images) {
-    const WaitSite site{kCopyRole, source, wanted.row_tile};
-    if (!(met >> source & 1)) given_up |= !meet_peer<Op::kOperator>(args, images.epoch, site);
-    met |= 1u << source;
+  /// May be read by bulk copies then, or the launch has been given up.
+  MK_DEVICE void await_laid(const Images<Op>& images, u32 from, const Image& image) {
+    const WaitSite site{kCopyRole, from, image.row_tile};
+    if (!(met >> from & 1)) given_up |= !meet_peer<Op::kOperator>(args, images.epoch, site);
+    met |= 1u << from;
     if (given_up) return;
-    const u32* flag = images.laid_flag(args.rank, source, number(wanted));
+    const u32* flag = images.laid_flag(args.rank, from, number(image));
     // pairs-with: image_laid acquire (lay_role -> carry_role), scope sys
     given_up = !wait_until<Op::kOperator>(args, flag, images.epoch, site);
+    fence_proxy_async();  // flags were read by generic loads, images are read by bulk copies
   }
 
   /// One block begins after the other: the images that are needed first come first. All at once they would all be as
@@ -132,47 +138,48 @@ struct Puller {
     }
   }
 
-  /// Number `at` of the images of the ranks after this one is on its way then, or the launch has been given up.
-  MK_DEVICE void ask(const Images<Op>& images, u32 at, u32 turn) {
-    const u32 step = at / walk.images + 1;
-    source = args.rank + step < args.world ? args.rank + step : args.rank + step - args.world;
-    wanted = walk.image(at, 1, source);
-    await_laid(images);
+  /// The next image, if there is one, is on its way then, or the launch has been given up.
+  MK_DEVICE void ask(const Images<Op>& images) {
+    const u32 next = at(asked);
+    if (next >= end || given_up) return;
+    const u32 from = source(next);
+    const Image image = walk.image(next, 1, from);
+    // The same block of the rank after this one has laid these: as many at once, which the flag of the first tells of.
+    const bool known = next < walk.images && asked % Layer<Op>::kAtOnce != 0;
+    if (!known) await_laid(images, from, image);
     if (given_up) return;
-    if (turn == 0) take_turn();
-    fence_proxy_async();  // flags were read by generic loads, images are read by bulk copies
-    const u32 bytes = wanted.rows * kBlockK * 2;
-    mbarrier_arrive_expect(full(), bytes);
-    bulk_load(slot(turn), images.laid(source, number(wanted)), bytes, full());
+    if (asked == 0) take_turn();
+    const u32 bytes = image.rows * kBlockK * 2;
+    mbarrier_arrive_expect(full(asked), bytes);
+    bulk_load(slot(asked), images.laid(from, number(image)), bytes, full(asked));
+    ++asked;
   }
 
-  /// The image that has been asked for, into the own workspace, while number `next` comes. Publishes: the image, to
-  /// this GPU.
-  MK_DEVICE void fetch(const Images<Op>& images, u32 next, u32 end, u32 turn) {
+  /// An image that has been asked for, into the own workspace, while others come. Publishes: the image, to this GPU.
+  MK_DEVICE void fetch(const Images<Op>& images, u32 turn) {
+    const u32 from = source(at(turn));
+    const Image image = walk.image(at(turn), 1, from);
     trace.begin();
-    wait_phase(args, full(), parity, kCopyRole);
-    parity ^= 1;
-    const u32 from = source, index = number(wanted);
-    bulk_store(images.image(args.rank, from, wanted.row_tile, wanted.k_block), slot(turn), wanted.rows * kBlockK * 2);
+    wait_phase(args, full(turn), turn / kDepth & 1, kCopyRole);
+    bulk_store(images.image(args.rank, from, image.row_tile, image.k_block), slot(turn), image.rows * kBlockK * 2);
     bulk_commit();
-    if constexpr (Tile::kSlots == 1) bulk_wait_read<0>();
-    if (next < end) ask(images, next, turn + 1);
+    bulk_wait_read<0>();
+    if (kDepth > 1 && turn == 0) ask(images);  // not before: the first images of all blocks come first
+    ask(images);
     bulk_wait<0>();
     // pairs-with: image_fetched release (carry_role -> gather_role), scope gpu
     fence_acq_rel_gpu();
     // Relaxed: the fence above releases.
-    store_relaxed_sys(images.flag(args.rank, from, index), images.epoch);
-    trace.end(kTraceCopy, from, index);
+    store_relaxed_sys(images.flag(args.rank, from, number(image)), images.epoch);
+    trace.end(kTraceCopy, from, number(image));
   }
 
-  /// In the same order on all ranks, one image on its way at a time: all blocks' together keep the link busy.
+  /// In the same order on all ranks. What has been asked for comes before the block ends.
   MK_DEVICE void run(u32 epoch) {
     const Images<Op> images{args, gather, epoch};
-    const u32 end = epoch == 0 ? 0 : walk.images * (args.world - 1);
-    u32 turn = 0;
-    if (blockIdx.x < end) ask(images, blockIdx.x, turn);
+    if (epoch != 0) ask(images);
 #pragma unroll 1
-    for (u32 at = blockIdx.x; at < end && !given_up; at += gridDim.x) fetch(images, at + gridDim.x, end, turn++);
+    for (u32 turn = 0; turn < asked; ++turn) fetch(images, turn);
   }
 };
 
