@@ -227,7 +227,7 @@ def fit(folder: Path, steps: int = 6000) -> Constants:
     using = search(using, NCCL_BOUNDS, lambda c: error((predict(row, c), row.us) for row in unfused), steps)
     own = fitted_half(fused_rows(folder))
     using = search(using, FUSED_BOUNDS, lambda c: error((predict_fused(row, c), row.us) for row in own), steps)
-    streams = fitted_half(stream_rows(folder))
+    streams = fitted_half([row for row in stream_rows(folder) if row.is_offered])
     bounds = {**STREAM_BOUNDS, **{f"stream_tiles.{name}": one for name, one in TILE_BOUNDS.items()}}
     # the mean square and not the worst: with so many variants it is the choice among the good ones that counts
     return search(using, bounds, lambda c: spread((predict_stream(row, c), row.us) for row in streams), steps // 2)

@@ -15,7 +15,8 @@ from mkcompile.plan.site import Site
 from mkcompile.plan.stream import STREAM_TILES, Stream, Way
 from mkcompile.plan.topology import PRESETS
 
-FILE = "small_sweep_handed_over.jsonl"
+#: The rows of a size are those of the last file that has it.
+FILES = ("small_sweep_handed_over.jsonl", "small_sweep_shared.jsonl")
 _VARIANT = re.compile(r"_(\d+)x(\d+)_s\d+_.*stream(\d)(_pp|_ho)? grid\d+")
 _WAYS: Mapping[str | None, Way] = {"_pp": "turns", "_ho": "handed", None: "together"}
 TILE_BOUNDS: Mapping[str, tuple[float, float]] = {str(t).rpartition("x")[0]: (0.15, 1.15) for t in STREAM_TILES}
@@ -27,6 +28,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "stream_launch_us": (0.0, 5.0),
     "stream_link_fraction": (0.3, 1.0),
     "stream_overlap": (0.0, 1.0),
+    "stream_turns": (0.0, 0.5),
     "stream_reread": (0.0, 1.0),
     "stream_exponent": (2.0, 16.0),
 }
@@ -41,6 +43,11 @@ class StreamRow:
     us: float
 
     @property
+    def is_offered(self) -> bool:
+        """Whether the planner may take such a launch."""
+        return self.stream.possible() and self.stream.way == replace(self.stream, how=None).way
+
+    @property
     def place(self) -> tuple[str, int, int, int]:
         """Operator and size: what the variants of a row compete at."""
         one = self.stream.site.problem
@@ -49,11 +56,20 @@ class StreamRow:
 
 def stream_rows(folder: Path) -> list[StreamRow]:
     """All launches of streaming kernels."""
+    found: dict[tuple[str, int, int, int], list[StreamRow]] = {}
+    for name in FILES:
+        newer: dict[tuple[str, int, int, int], list[StreamRow]] = {}
+        for row in _rows_of(folder / name):
+            newer.setdefault(row.place, []).append(row)
+        found |= newer
+    return [row for rows in found.values() for row in rows]
+
+
+def _rows_of(path: Path) -> list[StreamRow]:
     found = []
-    for line in (folder / FILE).read_text().splitlines():
-        row = json.loads(line)
+    for row in map(json.loads, path.read_text().splitlines()):
         matched = _VARIANT.search(row["variant"])
-        if matched is not None:
+        if matched is not None and row["checked"]:
             rows, columns, split = map(int, matched.groups()[:3])
             if not any((tile.rows, tile.columns) == (rows, columns) for tile in STREAM_TILES):
                 continue

@@ -26,8 +26,9 @@ _CORNERS_FOR_4 = 15 / 16
 # Whole tiles whose partials others send while the next is multiplied, and tiles whose math groups take turns, by
 # split (decision 306). A plan's transport names the way.
 _HANDED_OVER = ((128, 128), (128, 64), (64, 128), (64, 64))
-_IN_TURNS = ((128, 128, 1), (128, 128, 2), (128, 64, 2), (64, 128, 1))
-_TURNS_OVER_LINK = 1.5
+_IN_TURNS = ((128, 128, 1), (128, 128, 2), (64, 128, 1))
+_SCATTERED_IN_TURNS = (128, 64, 2)
+_TURNS_OVER_LINK = 0.75
 # Of a weight that a cache keeps between the rows of one owner and the next.
 _CACHED_BYTES = 24 << 20
 Way = Literal["together", "turns", "handed"]
@@ -67,12 +68,14 @@ class Stream:
         if self.how is not None or self.waves == 1:
             return self.how or "together"
         rows, columns = self.tile.rows, self.tile.columns
+        if (rows, columns, self.split) == _SCATTERED_IN_TURNS:
+            return "turns" if self.site.problem.operator == "gemm_reduce_scatter" else "together"
         if (rows, columns, self.split) in _IN_TURNS:
             gemm, machine = self.site.gemm(), self.site.machine
             clusters = ceil(self.tiles / self.waves)
             sent = clusters * rows * columns * gemm.dtype_bytes * (self.site.problem.world_size - 1)
             products = tile_us(rows, columns, gemm, machine.topology.gpu, machine.constants) / self.split
-            if self.split > 1 or products > _TURNS_OVER_LINK * machine.link_us(sent, 0.8):
+            if self.split > 1 or self.waves == 2 or products > _TURNS_OVER_LINK * machine.link_us(sent, 0.8):
                 return "turns"
         return "handed" if self.split == 1 and (rows, columns) in _HANDED_OVER else "together"
 
@@ -89,9 +92,11 @@ class Stream:
         group_columns = tile.columns if tile.rows > _MATH_GROUP_ROWS else tile.columns // 2
         if group_columns % (_UNIT_COLUMNS * self.split) or self.site.gemm().k < tile.depth * self.split:
             return False
-        # Measured (decision 306): shared tiles want all rows. Several of them lost, before clusters did without fences.
+        # Measured (decision 306): shared tiles want all rows. Of several that a cluster has, two can be worth it.
         all_rows = min(self.site.gemm().m, 2 * _MATH_GROUP_ROWS)
-        if self.split > 1 and (tile.rows < all_rows or self.waves > 1):
+        known = (tile.rows, tile.columns, self.split) in (*_IN_TURNS, _SCATTERED_IN_TURNS)
+        fast = self.waves == 1 or (self.waves == 2 and known)
+        if self.split > 1 and (tile.rows < all_rows or not fast):
             return False
         return 2 * peers * self.tiles * tile.rows * tile.columns * 2 <= _MAILBOX_BYTES
 
@@ -107,6 +112,9 @@ class Stream:
         last = 0.0 if self.peers_first() else link / self.waves
         slower = {"turns": constants.stream_turns, "handed": constants.stream_overlap, "together": 0.0}
         busy = self.busy_us() * (1 + slower[self.way])
+        if self.way == "turns":  # a group sends its tile and waits for the peers' before it multiplies its next one
+            epilogue, tiles = link / self.waves + constants.mailbox_us + self.exchange_us(), self.waves / 2
+            busy = max(busy, busy / self.waves * (1 + tiles) + (tiles - 1) * epilogue)
         done = max(busy + last, busy / self.waves + link)
         return self.product_us() - self.busy_us() + done + constants.mailbox_us
 
@@ -126,10 +134,12 @@ class Stream:
 
     def product_us(self) -> float:
         """The product alone, its launch included."""
-        constants = self.site.machine.constants
+        return self.site.machine.constants.stream_launch_us + self.busy_us() + self.exchange_us()
+
+    def exchange_us(self) -> float:
+        """What the blocks of a cluster give each other of one tile."""
         exchanged = (self.split - 1) * self.tile.rows * self.tile.columns
-        cluster = constants.cluster_us * exchanged / _EXCHANGED
-        return constants.stream_launch_us + self.busy_us() + cluster
+        return self.site.machine.constants.cluster_us * exchanged / _EXCHANGED
 
     def busy_us(self) -> float:
         """What multiplies and what streams, the longer of them."""

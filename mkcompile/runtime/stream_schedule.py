@@ -19,7 +19,8 @@ _PACED_SHARE = 0.6
 # A little less than the link's own time, so that it never runs dry.
 _LINK_SHARE = 0.95
 # Products of a tile over the link's time of a wave, from where on groups take turns. Source: decision 306.
-_TURNS_OVER_LINK = 1.5
+_TURNS_OVER_LINK = 0.75
+_SCATTERED_IN_TURNS = ((128, 64), 2)
 _CACHED_BYTES = 24 << 20
 _UNIT_BYTES = 1024  # what one group stores at once. Source: Mailbox in csrc/device/mailbox.cuh
 
@@ -54,13 +55,16 @@ def _best_way(together: KernelConfig, size: LaunchSize, num_sms: int) -> Way:
     the other group's tile.
     """
     clusters, form = most_clusters(together, num_sms), ((together.block_m, together.block_n), together.split)
-    if size.tiles(together) <= clusters:
+    waves = -(-size.tiles(together) // clusters)
+    if waves == 1:
         return "together"
     if not together.reduces:
         return "turns" if form in PING_PONG else "together"
+    if form == _SCATTERED_IN_TURNS:
+        return "turns" if together.operator == "gemm_reduce_scatter" else "together"
     products_us = 2 * together.block_m * together.block_n * size.k / together.split / SM_FLOP_PER_US
     link_us = clusters * together.tile_bytes * (size.world - 1) / LINK_BYTES_PER_US
-    if form in PING_PONG and (together.split > 1 or products_us > _TURNS_OVER_LINK * link_us):
+    if form in PING_PONG and (together.split > 1 or waves == 2 or products_us > _TURNS_OVER_LINK * link_us):
         return "turns"
     return "handed" if form in HANDS_OVER else "together"
 

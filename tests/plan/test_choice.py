@@ -20,6 +20,7 @@ from tests.plan.problems import problem
 
 PAIR = PRESETS["2xh200"]
 RESERVE = 4
+FEW_ROWS = 1024
 SWEEP = Path(__file__).parents[2] / "benchmarks" / "results" / "2xh200" / "sweep.jsonl"
 KERNELS = {"gemm_reduce_scatter": "push", "gemm_all_reduce": "staged"}
 
@@ -52,26 +53,30 @@ def test_the_planners_choice_is_the_same_or_predicted_to_be_faster(operator: str
 
 
 def swept() -> dict[tuple[str, int, int, int], list[dict[str, Any]]]:
-    """What `tune --sweep` measured of reductions, by problem. (Gathers have other kernels since.)"""
+    """What `tune --sweep` measured of reductions, by problem. (Gathers and few rows have other kernels since:
+    `test_prediction` judges the latter.)
+    """
     places: dict[tuple[str, int, int, int], list[dict[str, Any]]] = {}
     for row in map(json.loads, SWEEP.read_text().splitlines()):
-        if row["variant"] != "unfused" and row["op"] != "all_gather_gemm":
+        if row["variant"] != "unfused" and row["op"] != "all_gather_gemm" and row["M"] > FEW_ROWS:
             places.setdefault((row["op"], row["M"], row["N"], row["K"]), []).append(row)
     return places
 
 
 def regret(place: tuple[str, int, int, int], rows: list[dict[str, Any]]) -> float:
-    """The measured time of the kernel that is predicted to be fastest, over the fastest measured."""
-    names = frozenset(f"{place[0]}/{row['variant']}" for row in rows)
-    best = best_candidate(problem(*place), PAIR, Policy(fuse="always", reserve_sms=RESERVE, available=names))
-    assert best is not None
+    """The measured time of the kernel that is predicted to be fastest of those measured, over the fastest measured."""
     times = {(row["variant"], row["tile"], row["split"]): row["us"] for row in rows}
-    return float(times[best.plan.variant, str(best.plan.tile), best.plan.split] / min(times.values()))
+    predicted = {
+        (one.plan.variant, str(one.plan.tile), one.plan.split): one.seconds
+        for one in candidates(Site(problem=problem(*place), topology=PAIR, reserve_sms=RESERVE))
+    }
+    chosen = min((key for key in times if key in predicted), key=lambda key: predicted[key])
+    return float(times[chosen] / min(times.values()))
 
 
 def test_of_what_tune_measured_the_choice_is_within_5_percent_of_the_best() -> None:
     regrets = {place: regret(place, rows) for place, rows in swept().items()}
-    assert len(regrets) == 16
+    assert len(regrets) == 6
     assert max(regrets.values()) <= 1.05, regrets
 
 

@@ -83,12 +83,15 @@ def test_groups_hand_partials_over_or_take_turns_where_blocks_have_several_tiles
         return config.hands_over, config.ping_pong
 
     whole = StreamForm((128, 128), 1)
-    assert form(REDUCE, 512, 1024, whole) == (True, False) and form(REDUCE, 256, 1024, whole) == (False, False)
+    assert form(REDUCE, 1024, 1024, whole) == (True, False) and form(REDUCE, 256, 1024, whole) == (False, False)
+    assert form(REDUCE, 512, 1024, whole) == (False, True), "of two tiles a block each group has one"
     assert form(KernelConfig(), 512, 1024, whole) == (False, True)
     assert form(REDUCE, 512, 1024, StreamForm((128, 128), 2)) == (False, True)
     assert form(REDUCE, 128, 1024, StreamForm((128, 128), 2)) == (False, False)
     assert form(REDUCE, 512, 1024, StreamForm((64, 32), 1)) == (False, False)
-    assert form(REDUCE, 512, 3584, whole) == (False, True), "long products hide all that a group does besides"
+    shared, scatter = StreamForm((128, 64), 2), KernelConfig(operator="gemm_reduce_scatter")
+    assert form(REDUCE, 128, 1024, shared) == (False, False) and form(scatter, 128, 1024, shared) == (False, True)
+    assert form(REDUCE, 1024, 3584, whole) == (False, True), "long products hide all that a group does besides"
     assert form(REDUCE, 512, 3584, StreamForm((128, 128), 1, "handed")) == (True, False)
 
 
