@@ -21,6 +21,7 @@ _MOST_WAVES = 8
 _MANY_ROWS = 512
 _SMALL_K = 2048
 _PACES = (0.0, 0.5, 1.0, 1.5)
+_WIDE_K = (2048, 4096)  # where one wave of 128x256 tiles is fastest
 _LEAST_K = 512  # of each block of a cluster that has several tiles
 
 
@@ -52,7 +53,10 @@ def _planned(config: KernelConfig, shape: Shape, world: int) -> Variant:
 
 def _gemm_variant(size: LaunchSize) -> Variant:
     rows = 64 if size.m <= 64 else 128
-    fills = -(-size.m // 128) * -(-size.n // 256) >= 0.9 * num_sms()
+    wide = -(-size.m // 128) * -(-size.n // 256)
+    if wide > num_sms():
+        return default_variant(KernelConfig(), size, num_sms())
+    fills = wide >= 0.9 * num_sms() and _WIDE_K[0] <= size.k <= _WIDE_K[1]
     columns = 64 if size.m <= 128 else 256 if fills else 128
     tiles = -(-size.m // rows) * -(-size.n // columns)
     split = 2 if 2 * tiles <= num_sms() else 1
