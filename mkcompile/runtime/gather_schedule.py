@@ -18,7 +18,7 @@ Variant = Literal["push", "remote_read", "copy_engine", "library", "network", "s
 #: What all blocks together move to the peers, and what they read there, bytes a microsecond; and what products lose
 #: meanwhile. Source: docs/decisions/307-all-gather.md.
 _PUSH_BYTES_PER_US, _READ_BYTES_PER_US, _PULL_BYTES_PER_US = 182e3, 326e3, 300e3
-_BESIDE_MOVING = 0.25
+_BESIDE_MOVING, _PULL_FIRST_US = 0.25, 15.0
 #: Copy engine: rate, start, and what each chunk and its flag cost.
 _ENGINE_BYTES_PER_US, _ENGINE_START_US, _ENGINE_CHUNK_US = 366e3, 8.0, 6.0
 _ENGINE_CHUNK_BYTES, _MAX_CHUNKS = 16 << 20, 8
@@ -41,7 +41,7 @@ _RASTER_GROUP = 8
 #: Streaming kernels: bytes of a part of a shard, which a block copies, and parts, each of which all blocks look for;
 #: what goes before the products; and one k-block of a tile.
 _PART_BYTES, _MAX_PARTS = 32 << 10, 64
-_STREAM_START_US, _STREAM_COPY_BYTES_PER_US, _SM_LOAD_BYTES_PER_US, _STREAM_BLOCK_US = 7.0, 250e3, 120e3, 0.2
+_STREAM_START_US, _STREAM_COPY_BYTES_PER_US, _SM_LOAD_BYTES_PER_US, _STREAM_BLOCK_US = 8.5, 380e3, 95e3, 0.27
 #: A k-block of the smallest tile beside a gather. Source: benchmarks/results/2xh200/gather_small.jsonl, up to 64 rows.
 _BLOCK_US = 0.4
 #: Their tiles, and the blocks that share one.
@@ -115,6 +115,8 @@ def pull_choice(config: KernelConfig, size: GatherSize, max_grid: int) -> Gather
     moving_us = size.shard_bytes * (size.world - 1) / _PULL_BYTES_PER_US
     schedule = GatherSchedule(grid=max_grid, mover=BLOCKS_PULL, order=order, image_rows=config.block_m)
     schedule, us = _moved_choice(config, size, max_grid, schedule, moving_us)
+    if schedule.positions(config, size) < max_grid * size.world:  # some begin with the peers' rows
+        us += _PULL_FIRST_US
     if moving_us > us / 2:  # more blocks move more
         schedule = replace(schedule, grid=max_grid)
     return GatherChoice(variant="pull", config=config, schedule=schedule, us=us)
@@ -140,7 +142,7 @@ def stream_choice(base: KernelConfig, size: GatherSize, max_grid: int, form: Str
     streamed_us = max(
         waves * ceil(size.k / BLOCK_K / form.split) * block_us, sum(size.n) * size.k * 2 / _MEMORY_BYTES_PER_US
     )
-    us = _STREAM_START_US + size.shard_bytes * size.world / _STREAM_COPY_BYTES_PER_US + streamed_us
+    us = _STREAM_START_US + size.shard_bytes * (size.world - 1) / _STREAM_COPY_BYTES_PER_US + streamed_us
     return GatherChoice(variant="stream", config=config, schedule=schedule, us=us)
 
 
