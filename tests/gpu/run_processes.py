@@ -144,6 +144,8 @@ def run_families(names: list[str], device: str, patience: float, until: float) -
     with tempfile.TemporaryDirectory(prefix="mkcompile-pair-") as folder:
         ranks = [_start_rank(names, rank, device, Path(folder)) for rank in range(WORLD_SIZE)]
         try:
+            # imports torch: now, and not when the time is up
+            cases = {name: _case_names(FAMILIES[name], device) for name in names}
             timed_out = _wait(ranks, min(started + limit_s, until))
         finally:
             _kill(ranks)
@@ -153,7 +155,7 @@ def run_families(names: list[str], device: str, patience: float, until: float) -
     results = []
     for name in names:
         alive = [rank for rank in range(WORLD_SIZE) if rank not in FAMILIES[name].may_die]
-        for case in _case_names(FAMILIES[name], device):
+        for case in cases[name]:
             values = [said[rank].get((name, case)) for rank in range(WORLD_SIZE)]
             ok = all((values[rank] or {"ok": False})["ok"] for rank in alive)
             results.append({"family": name, "case": case, "ok": ok, "ranks": values})
