@@ -61,8 +61,8 @@ class WaitReport:
     """What a bounded wait saw when its deadline passed.
 
     `rank` and `peer` are numbered as in the whole job. `tile` is -1 where the host waited, before any launch.
-    Units: `waited_s` seconds; `expected` and `seen` are epochs of a flag; where a tile comes without one, its parts and how
-    many of them are missing.
+    Units: `waited_s` seconds; `expected` and `seen` are epochs of a flag, or of a tile without one its
+    parts and how many of them are missing.
     """
 
     operator: str
