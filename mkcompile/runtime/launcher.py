@@ -192,7 +192,7 @@ class Launcher(ShortcutLauncher):
         group = self._resources.group(call.group, device.device)
         if group.obstacle:
             return _Unfused(group.workspace.exchange.group)
-        self._let_launches_end(group)
+        self._resources.let_held_launches_end()
         max_grid = _max_grid(device, group, call)
         form = replace(form, config=over_nodes(form.config, group.workspace.network))
         tactic = self._tactics(call, form, max_grid)
@@ -239,7 +239,7 @@ class Launcher(ShortcutLauncher):
         group = self._resources.group(call.group, device.device)
         if group.obstacle:
             return _Unfused(group.workspace.exchange.group)
-        self._let_launches_end(group)
+        self._resources.let_held_launches_end()
         form = replace(form, config=over_nodes(form.config, group.workspace.network))
         choice = self._tactics.gather(call, form, _max_grid(device, group, call))
         if choice is None:
@@ -262,11 +262,6 @@ class Launcher(ShortcutLauncher):
             plan_key=call.plan_key,
             newest_group=group.reserve.newest,
         )
-
-    def _let_launches_end(self, group: Group) -> None:
-        """Over nodes, before anything is loaded: see `Repeatable._let_end`."""
-        if group.workspace.network is not None and not self._platform.is_capturing():
-            group.workspace.backing.settle()
 
     def _forget(self, group: Group) -> None:
         """The process group has ended; another one has its name."""

@@ -42,7 +42,10 @@ class NetworkLink:
 
     def state(self) -> str:
         """What the proxy of this rank has done, for whoever finds that a kernel has waited in vain."""
-        found = self.counters()
+        try:
+            found = self.counters()
+        except MkcompileError:  # closed since by another thread
+            return "this rank's proxy has been closed"
         longest_ms = found["longest_round"] / 1e6
         return (
             f"this rank's proxy has taken {found['commands']} commands, sent {found['completions']} and published "

@@ -157,6 +157,16 @@ class Resources:
                 found = device.kernels[config] = self.platform.load(config, device.device)
             return found
 
+    def let_held_launches_end(self) -> None:
+        """Before anything is loaded, whatever group it is for: replays may wait for proxies that the driver would hold
+        up; see `Repeatable._let_end`.
+        """
+        with self._lock:
+            held = [one.workspace for one in (*self.groups.values(), *self.ended) if one.workspace.is_held]
+        if held and not self.platform.is_capturing():
+            for one in held:
+                one.backing.settle()
+
     def engine(self, device: Device) -> EngineDevice:
         """The copy engine. Raises: as `kernel`."""
         with self._lock:

@@ -178,6 +178,11 @@ class GroupWorkspace:
         current.captured = current.captured or capturing
         return current
 
+    @property
+    def is_held(self) -> bool:
+        """Do launches, those of captured graphs included, wait for a proxy that calls the driver?"""
+        return any(one.is_held for one in (*self._kept, *([self.current] if self.current else [])))
+
     def renew(self, demand: Demand) -> None:
         """Have a workspace that serves. Collective where there is none; outside of the chain. Raises: as `require`."""
         with self.exchange.meeting:
@@ -251,7 +256,7 @@ class GroupWorkspace:
     def _replace(self, layout: WorkspaceLayout) -> None:
         step = f"workspace of {layout.total_bytes >> 20} MiB"
         members = self._members()
-        if self.network is not None:  # the driver, asked for memory, would hold up proxies that launches wait for
+        if self.is_held:  # the driver, asked for memory, would hold up proxies that launches wait for
             self.backing.settle()
         with ExitStack() as undo:
             slot = self._claim(undo, step, members)

@@ -208,9 +208,13 @@ class FakePlatform:
             self.closed_links.append(layout.total_bytes)
 
         return NetworkLink(
-            table=table, check=check, close=close, counters=lambda: dict.fromkeys(COUNTERS, 3),
+            table=table, check=check, close=close, counters=self.counters_of_proxy,
             calls_driver=self.proxy_calls_driver,
         )  # fmt: skip
+
+    def counters_of_proxy(self) -> dict[str, int]:
+        """All the same."""
+        return dict.fromkeys(COUNTERS, 3)
 
     def backing(self, device: torch.device, group: str) -> FakeBacking:
         return self.backing_of_group

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from mkcompile.errors import (
+    MkcompileError,
     PeerLostError,
     PeerTimeoutError,
     ProxyUnavailableError,
@@ -119,11 +120,16 @@ def test_a_launch_that_waits_for_a_proxy_that_calls_the_driver_ends_before_its_c
     assert platform.backing_of_group.settled == before + 3 * calls_driver
 
 
+@pytest.mark.parametrize("calls_driver", [True, False])
 @pytest.mark.parametrize("make", [all_reduce, gather])
-def test_what_was_launched_ends_before_a_new_signature_loads_its_kernel(
-    nodes: tuple[Launcher, FakePlatform], monkeypatch: pytest.MonkeyPatch, make: Callable[[int], GemmAllReduce]
+def test_what_waits_for_a_proxy_that_calls_the_driver_ends_before_a_new_signature_loads_its_kernel(
+    nodes: tuple[Launcher, FakePlatform],
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[int], GemmAllReduce],
+    calls_driver: bool,
 ) -> None:
     launcher, platform = nodes
+    platform.proxy_calls_driver = calls_driver
     launcher(reduce_scatter(world_of(platform)))
     load, at_load = platform.load, list[int]()
     before = platform.backing_of_group.settled
@@ -134,7 +140,7 @@ def test_what_was_launched_ends_before_a_new_signature_loads_its_kernel(
 
     monkeypatch.setattr(platform, "load", noted)
     launcher(make(world_of(platform)))
-    assert at_load == [before + 1]
+    assert at_load == [before + calls_driver]
 
 
 def test_no_launch_of_one_node_is_waited_for(fake_driver: FakeDriver) -> None:
@@ -246,6 +252,22 @@ def test_who_is_missing_on_another_node_is_named(nodes: tuple[Launcher, FakePlat
         launcher(all_reduce(world))
     assert caught.value.report.peer == world // 2, "the rail peer on node 1"
     assert "proxy has taken 3 commands" in caught.value.__notes__[0], "and what the proxy did meanwhile"
+
+
+def test_a_proxy_that_is_closed_meanwhile_does_not_hide_who_was_waited_for(
+    nodes: tuple[Launcher, FakePlatform], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, platform = nodes
+    monkeypatch.setattr(platform, "counters_of_proxy", closed_proxy)
+    launcher(all_reduce(world_of(platform)))
+    platform.report(0, op=2, rank=0, peer=1, role=abi.ROLES.index("network receive"), code=abi.PEER_TIMEOUT)
+    with pytest.raises(PeerTimeoutError) as caught:
+        launcher(all_reduce(world_of(platform)))
+    assert "has been closed" in caught.value.__notes__[0]
+
+
+def closed_proxy() -> dict[str, int]:
+    raise MkcompileError("this proxy has been closed")
 
 
 @pytest.mark.parametrize("knows", [True, False])
