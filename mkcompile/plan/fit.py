@@ -111,10 +111,10 @@ _CONTENDERS = {
 }
 
 
-def fused_rows(folder: Path) -> list[FusedRow]:
+def fused_rows(folder: Path, name: str = "ops.jsonl") -> list[FusedRow]:
     """Our kernels in the regime of all other rows: long loops with no pauses. By size, so that each half has all."""
     found = []
-    for line in (folder / "ops.jsonl").read_text().splitlines():
+    for line in (folder / name).read_text().splitlines():
         row = json.loads(line)
         kind = _CONTENDERS.get((row["op"], row["contender"]))
         if kind is None or row["regime"] != "sustained" or not row["checked"]:
@@ -225,7 +225,7 @@ def fit(folder: Path, steps: int = 6000) -> Constants:
     using = constants()
     using = search(using, GEMM_BOUNDS, lambda c: error((predict(row, c), row.us) for row in alone), steps)
     using = search(using, NCCL_BOUNDS, lambda c: error((predict(row, c), row.us) for row in unfused), steps)
-    own = fitted_half(fused_rows(folder))
+    own = fitted_half(fused_rows(folder, "ops_first.jsonl"))
     using = search(using, FUSED_BOUNDS, lambda c: error((predict_fused(row, c), row.us) for row in own), steps)
     streams = fitted_half([row for row in stream_rows(folder) if row.is_offered])
     bounds = {**STREAM_BOUNDS, **{f"stream_tiles.{name}": one for name, one in TILE_BOUNDS.items()}}
