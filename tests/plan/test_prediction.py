@@ -55,8 +55,8 @@ def test_only_one_row_is_left_out_and_its_note_says_why() -> None:
 
 
 def test_our_kernels_are_within_12_percent_and_half_of_them_within_3() -> None:
-    """In the regime of the unfused rows, by constants fitted on every second row of an earlier run; those that were left
-    out are judged here. A reduce-scatter whose partials take as long as the product is slower than predicted.
+    """In the regime of the unfused rows, by constants fitted on every second row of an earlier run; those left out are
+    judged here. A reduce-scatter whose partials take as long as the product is slower than predicted.
     """
     rows = fit.held_out_half(fit.fused_rows(RESULTS))
     errors = {row: abs(fit.predict_fused(row, constants()) / row.us - 1) for row in rows}
