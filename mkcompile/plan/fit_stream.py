@@ -15,8 +15,10 @@ from mkcompile.plan.site import Site
 from mkcompile.plan.stream import STREAM_TILES, Stream, Way
 from mkcompile.plan.topology import PRESETS
 
-#: The rows of a size are those of the last file that has it.
-FILES = ("small_sweep_handed_over.jsonl", "small_sweep_shared.jsonl")
+#: Runs; a launch that several have is taken from the last of them (decision 206).
+FILES = ("small_sweep_handed_over.jsonl", "small_sweep_shared.jsonl", "small_sweep_clusters.jsonl")
+# Kernels that have other buffers now, and grids of clusters that do not fit at once.
+_GONE = re.compile(r"128x128_s5_\w+_stream2|128x128_s6_\w+_ho|stream4")
 _VARIANT = re.compile(r"_(\d+)x(\d+)_s\d+_.*stream(\d)(_pp|_ho)? grid\d+")
 _WAYS: Mapping[str | None, Way] = {"_pp": "turns", "_ho": "handed", None: "together"}
 TILE_BOUNDS: Mapping[str, tuple[float, float]] = {str(t).rpartition("x")[0]: (0.15, 1.15) for t in STREAM_TILES}
@@ -41,6 +43,7 @@ class StreamRow:
     operator: str
     stream: Stream
     us: float
+    run: str
 
     @property
     def is_offered(self) -> bool:
@@ -56,20 +59,16 @@ class StreamRow:
 
 def stream_rows(folder: Path) -> list[StreamRow]:
     """All launches of streaming kernels."""
-    found: dict[tuple[str, int, int, int], list[StreamRow]] = {}
-    for name in FILES:
-        newer: dict[tuple[str, int, int, int], list[StreamRow]] = {}
-        for row in _rows_of(folder / name):
-            newer.setdefault(row.place, []).append(row)
-        found |= newer
-    return [row for rows in found.values() for row in rows]
+    found = {(row.place, row.stream): row for name in FILES for row in rows_of(folder / name)}
+    return list(found.values())
 
 
-def _rows_of(path: Path) -> list[StreamRow]:
+def rows_of(path: Path) -> list[StreamRow]:
+    """Those of one run."""
     found = []
     for row in map(json.loads, path.read_text().splitlines()):
         matched = _VARIANT.search(row["variant"])
-        if matched is not None and row["checked"]:
+        if matched is not None and row["checked"] and _GONE.search(row["variant"]) is None:
             rows, columns, split = map(int, matched.groups()[:3])
             if not any((tile.rows, tile.columns) == (rows, columns) for tile in STREAM_TILES):
                 continue
@@ -79,7 +78,7 @@ def _rows_of(path: Path) -> list[StreamRow]:
             )  # fmt: skip
             site = Site(problem=problem, topology=PRESETS["2xh200"], reserve_sms=4)
             stream = Stream(site=site, tile=Tile(rows=rows, columns=columns), split=split, how=_WAYS[matched[4]])
-            found.append(StreamRow(operator=row["op"], stream=stream, us=row["ms"] * 1e3))
+            found.append(StreamRow(operator=row["op"], stream=stream, us=row["ms"] * 1e3, run=path.name))
     return found
 
 
