@@ -75,6 +75,8 @@ class Constants:
     stream_reread: float
     stream_exponent: float
     gather_push_fraction: float
+    gather_copy_fraction: float
+    gather_copy_us: float
     gather_arrival_us: float
     gather_gate_us: float
     own_tiles: Mapping[str, float] = field(hash=False)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from math import ceil
 
 from mkcompile.plan import fused_cost as cost
 from mkcompile.plan.arrivals import EngineWork
 from mkcompile.plan.fused_cost import Case
 from mkcompile.plan.gemm_cost import Gemm, cublas_us
-from mkcompile.plan.plan import Tile
+from mkcompile.plan.plan import Roles, Tile
 from mkcompile.plan.site import Candidate, Site, plan_of
+from mkcompile.plan.stream import SPLITS, STREAM_TILES, Stream
 
 GATHER_TILES = tuple(
     Tile(rows=rows, columns=columns)
@@ -26,7 +28,7 @@ _GROUP_ROWS = 128
 # Smaller chunks cost more than they bring forward. Source: benchmarks/results/2xh200/gather_sweep.jsonl.
 _ENGINE_CHUNK_BYTES, _MOST_CHUNKS = 16 << 20, 8
 # Tiles of 64 rows read operands that tiles of 128 share; tiles of 128 columns gain less than alone. Source: the same.
-_HALF_TILE_FACTOR, _NARROW_FACTOR = 1.25, 1.06
+_HALF_TILE_FACTOR, _NARROW_FACTOR = 1.25, 1.02
 # A k-block of 64 of the smallest tile. Source: benchmarks/results/2xh200/gather_small.jsonl.
 _BLOCK_K, _BLOCK_US = 64, 0.4
 # The library's products of a shard, over what is predicted of a whole one. Source: the same.
@@ -39,8 +41,12 @@ _TOGETHER_ROWS = 512
 _BESIDE_MOVING = 0.25
 # Of a tile, what is left to do when the last rows have come. Source: the same.
 _ARRIVAL_TILES = 0.15
-# Moving costs more where the gathered tensor is a result, too.
-_RETURNED = 1.2
+# Streaming forms that no gather has been measured with.
+_UNTRIED = ((128, 128, 4),)
+# Moving costs more where the gathered tensor is a result, too, and beside several weights; less where a block has room
+# for one image beside its tile. Source: the same.
+_RETURNED, _SEVERAL_WEIGHTS, _ONE_IMAGE = 1.2, 1.2, 1.08
+_WIDE_COLUMNS = (192, 256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +101,27 @@ class Gather:
         crossing = self.shard_bytes * (site.span.per_node - (0 if self.together else 1))
         moving = case.machine.link_us(crossing, constants.gather_push_fraction)
         moving *= _RETURNED if site.problem.returns_gathered else 1.0
+        moving *= _SEVERAL_WEIGHTS if site.problem.num_gemms > 1 else 1.0
+        moving /= _ONE_IMAGE if tile.columns in _WIDE_COLUMNS else 1.0
         us = self._beside_moving(case, moving, constants.flag_us)
         plan = plan_of(site, case, "push", transport="store", chunk_bytes=_PUSH_CHUNK_BYTES)
         return Candidate(plan=plan, seconds=us * 1e-6)
+
+    def streams(self) -> Iterator[Candidate]:
+        """Few rows are copied to all ranks, then the weight is streamed. One product, and no rows are returned."""
+        site, constants, one = self.site, self.site.machine.constants, self.site.problem
+        if not self.together or one.num_gemms > 1 or one.returns_gathered:
+            return
+        copied = site.machine.link_us(self.shard_bytes * (site.span.per_node - 1), constants.gather_copy_fraction)
+        for tile, split in product(STREAM_TILES, SPLITS):
+            stream = Stream(site=site, tile=tile, split=split)
+            if not stream.possible() or (tile.rows, tile.columns, split) in _UNTRIED:
+                continue
+            roles = Roles(compute=stream.blocks, reserve=site.topology.gpu.num_sms - stream.blocks)
+            case = replace(site.case(site.gemm(), tile), roles=roles)
+            plan = replace(plan_of(site, case, "stream", transport="store"), split=split)
+            us = stream.product_us() + constants.gather_copy_us + copied
+            yield Candidate(plan=plan, seconds=us * 1e-6)
 
     def remote_read(self, tile: Tile) -> Candidate:
         """Shards are copied to where peers reach them, and read there once for every column of tiles."""
@@ -177,6 +201,7 @@ def gather_candidates(site: Site) -> Iterator[Candidate]:
         yield gather.engine(tile)
         if not one.returns_gathered:
             yield gather.remote_read(tile)
+    yield from gather.streams()
     if not one.returns_gathered and one.dim == "rows" and one.outer == 1:
         for chunks in LIBRARY_CHUNKS:
             yield gather.library(chunks)

@@ -279,12 +279,13 @@ def argument_words(
     packed, gather = abi.new_arguments(), gather_abi.new_arguments()
     fill_words(packed, gather, launch)
     size, schedule = launch.size, launch.schedule
-    # A block fetches what the same block of a peer has laid ready.
-    grid = f", {schedule.grid} blocks" if schedule.mover == BLOCKS_PULL else ""
+    # A block fetches what the same block of a peer has laid ready; every part is waited for.
+    moved = f", {schedule.grid} blocks" if schedule.mover == BLOCKS_PULL else ""
+    moved += f", {schedule.parts} parts" if schedule.parts else ""
     identity = LaunchIdentity.of(
         f"all_gather_gemm {size.rows}x{'+'.join(map(str, size.n))}x{size.inner}, {size.segments} segments, "
         f"{'columns' if size.columns else 'rows'} on {size.world} ranks, {kernel}, order {schedule.order}, "
-        f"mover {schedule.mover}, {schedule.group_rows} rows{grid}"
+        f"mover {schedule.mover}, {schedule.group_rows} rows{moved}"
     )
     packed.identity = identity.number
     return packed, gather, identity

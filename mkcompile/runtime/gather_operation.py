@@ -13,7 +13,7 @@ from torch import Tensor
 from mkcompile.runtime import form as forms
 from mkcompile.runtime.abi import KernelArguments
 from mkcompile.runtime.external import Blueprint
-from mkcompile.runtime.gather_abi import GatherArguments
+from mkcompile.runtime.gather_abi import BLOCKS_PULL, GatherArguments
 from mkcompile.runtime.gather_engine import EngineDevice, EnginePlaces, PreparedTransfers, transfers
 from mkcompile.runtime.gather_form import GatherForm, as_shard
 from mkcompile.runtime.gather_launch import (
@@ -297,10 +297,12 @@ class GatherOperation(Repeatable[Tensor, Sequence[Tensor | None], list[Tensor]])
         )  # fmt: skip
 
     def _notice_groups(self) -> None:
-        """There are other groups than before, whose collectives may need room. Grids may differ by rank."""
+        """There are other groups than before, whose collectives may need room. Grids may differ by rank, but for those
+        whose blocks fetch what the same blocks of a peer have laid ready: they keep what all ranks agreed on.
+        """
         self.newest_group = newest_group()
         group, schedule = self.process_group(), self.choice.schedule
-        if group is None or self.kernel is None:
+        if group is None or self.kernel is None or schedule.mover == BLOCKS_PULL:
             return
         max_grid = self.device.num_sms - self.group.reserve.sms_now(self.plan_key, group)
         if self.mover is not None:

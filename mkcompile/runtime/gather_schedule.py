@@ -19,11 +19,13 @@ Variant = Literal["push", "remote_read", "copy_engine", "library", "network", "s
 #: meanwhile. Source: docs/decisions/307-all-gather.md.
 _PUSH_BYTES_PER_US, _READ_BYTES_PER_US, _PULL_BYTES_PER_US = 182e3, 326e3, 300e3
 _BESIDE_MOVING, _PULL_FIRST_US = 0.25, 15.0
+#: A push whose blocks have room for one image is so much faster, that of several weights slower. Source: the sweep.
+_ONE_IMAGE, _SEVERAL_WEIGHTS = 1.08, 1.2
 #: Copy engine: rate, start, and what each chunk and its flag cost.
-_ENGINE_BYTES_PER_US, _ENGINE_START_US, _ENGINE_CHUNK_US = 366e3, 8.0, 6.0
+_ENGINE_BYTES_PER_US, _ENGINE_START_US, _ENGINE_CHUNK_US = 366e3, 4.0, 6.0
 _ENGINE_CHUNK_BYTES, _MAX_CHUNKS = 16 << 20, 8
 #: Tiles' times beside a gather over those of `LaunchSize`; 64 rows read operands that others read, too.
-_TILE_FACTORS = {(128, 128): 1.12, (128, 160): 0.94, (128, 192): 1.0, (128, 224): 1.0, (128, 256): 0.97}
+_TILE_FACTORS = {(128, 128): 1.04, (128, 160): 0.94, (128, 192): 1.0, (128, 224): 1.0, (128, 256): 0.97}
 _HALF_TILE_FACTOR, _HALF_TILE_TOGETHER = 1.25, 1.06
 #: Host time of a call by the library: its products are calls of torch. Inside a CUDA graph there is none.
 _LIBRARY_HOST_US, _PRODUCT_HOST_US = 50.0, 60.0
@@ -102,6 +104,7 @@ def push_choice(config: KernelConfig, size: GatherSize, max_grid: int, returned:
     order = gather_order(size)
     destinations = size.world if order == TOGETHER else size.world - 1
     moving_us = size.shard_bytes * destinations / _PUSH_BYTES_PER_US * (1.2 if returned else 1.0)
+    moving_us *= (1.0 if config.image_slots > 1 else 1 / _ONE_IMAGE) * (1.0 if len(size.n) == 1 else _SEVERAL_WEIGHTS)
     schedule = GatherSchedule(grid=max_grid, order=order, image_rows=config.block_m)
     schedule, us = _moved_choice(config, size, max_grid, schedule, moving_us)
     if order == TOGETHER or moving_us > us / 2:  # more blocks move more

@@ -275,7 +275,8 @@ def all_configs() -> list[KernelConfig]:
     for ((tile, split), way), dtype, layout, has_bias in product(forms, dtypes, layouts, (False, True)):
         common = {"block_m": tile[0], "block_n": tile[1], "dtype": dtype, "weight_layout": layout, "has_bias": has_bias}
         common |= {"streams": True, "split": split, **way}
-        configs += [KernelConfig(operator=name, **common) for name in ("gemm_reduce_scatter", "gemm_all_reduce")]  # type: ignore[arg-type]
+        names = ("gemm_reduce_scatter", "gemm_all_reduce", *(() if way else ("all_gather_gemm",)))
+        configs += [KernelConfig(operator=name, **common) for name in names]  # type: ignore[arg-type]
     for (block_m, block_n), dtype, layout, has_bias in product(TILES, dtypes, layouts, (False, True)):
         common = {"block_m": block_m, "block_n": block_n, "dtype": dtype, "weight_layout": layout, "has_bias": has_bias}
         configs += [KernelConfig(operator="gemm", activation=name, **common) for name in _ACTIVATIONS]  # type: ignore[arg-type]

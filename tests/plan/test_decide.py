@@ -55,7 +55,7 @@ def test_predicted_speed_up_lies_near_what_the_probe_kernels_had(operator: str) 
 
 
 LOSERS: dict[str, tuple[Problem, Refusal]] = {
-    "tiny payload": (problem("all_gather_gemm", 2, 16, 8192), Refusal.TINY_PAYLOAD),
+    "tiny payload": (problem("all_gather_gemm", 2, 16, 8192, returns_gathered=True), Refusal.TINY_PAYLOAD),
     "dtype": (replace(problem("gemm_all_reduce", 8192, 8192, 3584), dtype="float32"), Refusal.DTYPE),
     "odd n": (problem("gemm_all_reduce", 8192, 8191, 3584), Refusal.LAYOUT),
     "odd k": (problem("gemm_all_reduce", 8192, 8192, 3583), Refusal.LAYOUT),

@@ -15,12 +15,13 @@ from mkcompile.errors import OptionError
 from mkcompile.ops.all_gather_gemm import AllGatherGemm
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.plan import key
+from mkcompile.plan.plan import Plan, Roles, Tile
 from mkcompile.runtime import reserve
 from mkcompile.runtime.abi import MAX_WORLD
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.launcher import Launcher
 from mkcompile.runtime.machine import PROBE, own_basis, policy_of
-from mkcompile.runtime.tactics import Planned
+from mkcompile.runtime.tactics import Given, Planned
 from tests.runtime.conftest import PANELS
 from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
 
@@ -118,6 +119,30 @@ def test_gathers_shrink_too(platform: FakePlatform, fake_driver: FakeDriver) -> 
     assert fake_driver.grids == [132 - FEW, 132 - MANY, 132 - MANY]
     first, last, _ = fake_driver.launches
     assert first.identity == last.identity, "grids may differ by rank, nothing else"
+
+
+def test_gathers_whose_blocks_fetch_keep_their_grid(platform: FakePlatform, fake_driver: FakeDriver) -> None:
+    x, w = torch.ones(8192, 64, dtype=torch.bfloat16), torch.ones(8192, 64, dtype=torch.bfloat16).t()
+    tile = Tile(rows=128, columns=128)
+    plan = Plan(
+        operator="all_gather_gemm",
+        variant="pull",
+        world_size=2,
+        tile=tile,
+        stages=4,
+        roles=Roles(compute=128),
+        transport="load",
+    )
+    with lone_group(4):
+        call = AllGatherGemm(x, [w], [None], [0], 0, False, 2, dist.new_group([0, 1]).group_name, ALONE)
+        platform._num_sms = 132
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reserve, "has_traffic_beside", lambda group: False)
+            launcher = Launcher(platform, Given({ALONE: plan}))
+            launcher(call)
+        dist.new_group([0, 2])
+        launcher(call)
+    assert fake_driver.grids == [132 - FEW] * 2
 
 
 @pytest.mark.parametrize("kind", [GemmAllReduce, AllGatherGemm])
