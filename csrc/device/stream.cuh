@@ -191,8 +191,6 @@ MK_DEVICE void stream_send_role(const LaunchArguments& args, const SharedMemory<
   }
 }
 
-inline constexpr bool kCountsOutEarly = true;
-
 /// How a launch of reductions ends: all blocks but the first are counted out when they have entered, and the first,
 /// which stays until its last sums, sets the counts back. So no block waits at its end for a count to come back; and a
 /// launch that waits for a peer is in the way of any other on its workspace, which is noticed.
@@ -229,7 +227,7 @@ MK_DEVICE void stream_signal_role(const LaunchArguments& args, const SharedMemor
   const u32 epoch = enter_launch<Op::kOperator>(args);
   store_shared(memory.epoch(), epoch);
   mbarrier_arrive(memory.entered());
-  if (kCountsOutEarly && blockIdx.x != 0) {
+  if (blockIdx.x != 0) {
     StreamExit{args}.count_out();
     return;
   }
@@ -247,7 +245,7 @@ MK_DEVICE void stream_signal_role(const LaunchArguments& args, const SharedMemor
     }
     __nanosleep(32);
   }
-  if (kCountsOutEarly) StreamExit{args}.await_others();
+  StreamExit{args}.await_others();
 }
 
 /// The whole kernel.
@@ -279,10 +277,6 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
   } else {
     increase_registers<kStreamMathRegisters>();
     StreamCompute<Op>(args, memory, plan, group).run();
-  }
-  if constexpr (Op::kReduces && !kCountsOutEarly) {
-    leave_block(args, memory, trace);
-    return;
   }
   if (kTrace || (Op::kReduces && blockIdx.x == 0)) __syncthreads();
   if constexpr (Op::kReduces) {
