@@ -59,7 +59,7 @@ bench: $(VENV)/.ready
 	@$(PY) -m mkcompile bench ops
 
 bench-models: $(VENV)/.ready
-	@$(PY) -m mkcompile bench models
+	@$(PY) -m mkcompile bench models --together
 
 clean:
 	rm -rf $(REPORTS) dist

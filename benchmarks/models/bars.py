@@ -24,7 +24,8 @@ Line = tuple[str, str, str]
 
 
 def lines_of(rows: dict[RowKey, Row], cells: Sequence[Key], behind: Sequence[str], arena_bytes: int) -> list[str]:
-    """Markdown. `behind`: passes of cells where another contender is more than one in a hundred ahead.
+    """Markdown; times stand beside Inductor's of the same run. `behind`: passes of cells where another contender is
+    more than one in a hundred ahead.
 
     Units: `arena_bytes` bytes that symmetric memory may take.
     """
@@ -36,16 +37,15 @@ def lines_of(rows: dict[RowKey, Row], cells: Sequence[Key], behind: Sequence[str
 
 def _times(rows: dict[RowKey, Row]) -> Iterator[Line]:
     for (batch, tokens), mode, which, limit_ms, others in TIMES:
-        each = {
-            form: rows.get(((_MODEL, form, batch, tokens, mode), OURS), {}).get(f"{which}_ms")
-            for form in ("all-reduce", "sequence")
-        }
+        cells = {form: (_MODEL, form, batch, tokens, mode) for form in ("all-reduce", "sequence")}
+        each = {form: rows.get((cell, OURS), {}).get(f"{which}_ms") for form, cell in cells.items()}
         known = {form: ms for form, ms in each.items() if ms is not None}
+        beside = {form: rows.get((cells[form], "inductor"), {}).get(f"{which}_ms") for form in known}
         verdict = "met" if known and max(known.values()) <= limit_ms else "missed"
         if known and verdict == "missed" and min(known.values()) <= limit_ms:
             verdict = "met in one form"
         asked = f"{_MODEL} {batch}x{tokens} {mode}, {_PASSES[which]}: {limit_ms} ms ({others})"
-        yield asked, ", ".join(f"{form} {ms:.3f}" for form, ms in known.items()) or "-", verdict
+        yield asked, ", ".join(f"{form} {ms:.3f} beside {beside[form]}" for form, ms in known.items()) or "-", verdict
 
 
 def _ahead(rows: dict[RowKey, Row], cells: Sequence[Key], behind: Sequence[str]) -> Line:

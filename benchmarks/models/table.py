@@ -21,6 +21,10 @@ OURS = "mkernel"
 PASSES = {"fwd": "forward", "fwdbwd": "forward + backward"}
 BEGIN, END = "<!-- models: made by python -m benchmarks.models.table -->", "<!-- /models -->"
 _NAMES = {"eager": "eager", "inductor": "Inductor", "async_tp": "async TP", OURS: "mkcompile", VARIANT: "variant"}
+_EXPOSED = (
+    "Exposed: of one step of rank 0. Where a host was late (others compiled beside it), one rank's first launch or "
+    "collective waited for the other rank, and that is in the number."
+)
 #: What counts as level. Source: the project's bar for rows where nothing can be fused.
 LEVEL = 0.01
 
@@ -197,7 +201,7 @@ def page(rows: dict[RowKey, Row], predicted: Sequence[Row] = ()) -> str:
     parts.append("## Asked and measured\n\n" + "\n".join(asked))
     for which, name in PASSES.items():
         parts.append(f"## {name}\n\n" + "\n".join(times_table(rows, cells_of(rows), which)))
-    parts.append("## Details\n\n" + "\n".join(details_table(rows, cells_of(rows))))
+    parts.append(f"## Details\n\n{_EXPOSED}\n\n" + "\n".join(details_table(rows, cells_of(rows))))
     if predicted:
         note = "Rows of few tokens without CUDA graphs are bound by the host, which `explain` leaves out."
         parts.append(f"## Predicted and measured\n\n{note}\n\n" + "\n".join(predictions_table(rows, predicted)))

@@ -148,7 +148,7 @@ def test_what_was_asked_stands_beside_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "models.jsonl"
     results.append(path, [{**cell, "contender": name, **row, "arena_bytes": 5} for name, row in of_each.items()])
     page = table.page(results.read(path))
-    assert "forward: 12.5 ms (async TP 13.80, Inductor 15.02) | sequence 12.400 | met |" in page
+    assert "forward: 12.5 ms (async TP 13.80, Inductor 15.02) | sequence 12.400 beside 16.0 | met |" in page
     assert "forward + backward: 39.0 ms (async TP 42.43, Inductor 44.69) | - | missed |" in page
     assert "1 of 1 passes | met |" in page and "at most 5.0e-04 of the first loss apart" in page
     assert "default cold 1.25 | missed |" in page and "most: 0.00 GB of 1.07" in page
