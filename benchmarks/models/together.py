@@ -50,8 +50,12 @@ def run_both(cells: tuple[Cell, Cell], plan: Plan, place: Place) -> list[Row]:
             entered = contender if shared else contender_of(captured, name, place, graphs=True)
             (last if name == _LAST else captured).entries[name] = Entry(entered, entered.call(graphs=True))
             own += [] if shared else [name]
-    for which in plain.passes:
-        _pass(plain, captured, which, own)
+    for passes in [plain.passes] if plan.quiet else [(one,) for one in plain.passes]:
+        for which in passes:
+            _compile(plain, captured, which, own)
+        plain.turn.stop_compiling()
+        for which in passes:
+            _measure(plain, captured, which, own)
     if last.entries:
         for which in plain.passes:
             _capture(last, plain, which, [])
@@ -66,12 +70,15 @@ def _plans_results(name: str, cell: Cell, plan: Plan) -> bool:
     return options is not None and cell.form != "sequence" and split_options(options)[0].results == "planned"
 
 
-def _pass(plain: CellRun, captured: CellRun, which: str, own: list[str]) -> None:
-    """One pass in both modes; the second keeps what the first found to be right."""
+def _compile(plain: CellRun, captured: CellRun, which: str, own: list[str]) -> None:
     for name in plain.entries:
         plain.compile(name, "cold", (which,))
     for name in own:
         captured.compile(name, "cold", (which,))
+
+
+def _measure(plain: CellRun, captured: CellRun, which: str, own: list[str]) -> None:
+    """One pass in both modes; the second keeps what the first found to be right."""
     plain.find_truth(which)
     plain.check(which)
     race(plain, which)
