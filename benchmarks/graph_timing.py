@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from .measure import Timing, slowest_of, together
+from .rounds import order_of_round
 
 NUM_CALLS = 20
 _REPLAYS = 2
@@ -48,10 +49,10 @@ def measure_graphs(
 ) -> dict[str, Timing]:
     """Median, p10 and p90 over the rounds, interleaved over the graphs. Units: as Timing, milliseconds a call."""
     samples: dict[str, list[float]] = {name: [] for name in graphs}
-    for _ in range(rounds):
-        for name, graph in graphs.items():
+    for index in range(rounds):
+        for name in order_of_round(graphs, index):
             together(host_group)
-            samples[name].append(replay_us(graph) / 1e3)
+            samples[name].append(replay_us(graphs[name]) / 1e3)
     timings = {}
     for name, values in samples.items():
         slowest = sorted(slowest_of(values[1:], host_group))

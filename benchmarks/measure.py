@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from .rounds import order_of_round
+
 _BACKLOG_CYCLES = 2_000_000
 _PAUSE_S = 0.004
 _BURST_US = 2500.0
@@ -71,12 +73,12 @@ def measure(
     span_us = _CHUNK_US if sustained else _BURST_US
     num_calls = max(3, min(60 if sustained else 10, int(span_us / expected_us)))
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
+    for index in range(rounds):
+        for name in order_of_round(calls, index):
             together(host_group)
             if not sustained:
                 time.sleep(_PAUSE_S)
-            samples[name].append(timed_ms(call, num_calls, _BACKLOG_CYCLES // (4 if sustained else 1)))
+            samples[name].append(timed_ms(calls[name], num_calls, _BACKLOG_CYCLES // (4 if sustained else 1)))
     skipped = rounds // 3 if sustained else 1
     timings = {}
     for name, values in samples.items():

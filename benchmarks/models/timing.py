@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from ..rounds import order_of_round
+
 _CHUNK_MS = 30.0
 _MOST_CALLS, _LEAST_ROUNDS, _MOST_ROUNDS = 40, 5, 21
 
@@ -71,7 +73,7 @@ def interleaved(steps: Mapping[str, Step], budget_s: float, host_group: dist.Pro
     round_s = sum(ms * num for ms, num in zip(first, num_calls.values(), strict=True)) * 1e-3
     rounds = max(_LEAST_ROUNDS, min(_MOST_ROUNDS, int(budget_s / max(round_s, 1e-6))))
     samples: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            samples[name].append(chunk_ms(step, num_calls[name], host_group))
+    for index in range(rounds):
+        for name in order_of_round(steps, index):
+            samples[name].append(chunk_ms(steps[name], num_calls[name], host_group))
     return {name: Spread.of(slowest(of_step, host_group)) for name, of_step in samples.items()}
