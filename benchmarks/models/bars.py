@@ -40,12 +40,16 @@ def _times(rows: dict[RowKey, Row]) -> Iterator[Line]:
         cells = {form: (_MODEL, form, batch, tokens, mode) for form in ("all-reduce", "sequence")}
         each = {form: rows.get((cell, OURS), {}).get(f"{which}_ms") for form, cell in cells.items()}
         known = {form: ms for form, ms in each.items() if ms is not None}
-        beside = {form: rows.get((cells[form], "inductor"), {}).get(f"{which}_ms") for form in known}
+        theirs = {form: rows.get((cells[form], "inductor"), {}).get(f"{which}_ms") for form in known}
         verdict = "met" if known and max(known.values()) <= limit_ms else "missed"
         if known and verdict == "missed" and min(known.values()) <= limit_ms:
             verdict = "met in one form"
         asked = f"{_MODEL} {batch}x{tokens} {mode}, {_PASSES[which]}: {limit_ms} ms ({others})"
-        yield asked, ", ".join(f"{form} {ms:.3f} beside {beside[form]}" for form, ms in known.items()) or "-", verdict
+        yield asked, ", ".join(f"{form} {_beside(ms, theirs[form])}" for form, ms in known.items()) or "-", verdict
+
+
+def _beside(ours_ms: float, theirs_ms: float | None) -> str:
+    return f"{ours_ms:.3f}" + ("" if theirs_ms is None else f" beside {theirs_ms:.3f}")
 
 
 def _ahead(rows: dict[RowKey, Row], cells: Sequence[Key], behind: Sequence[str]) -> Line:

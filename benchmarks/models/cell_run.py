@@ -20,13 +20,11 @@ from . import correct
 from .blocks import Workload, workload
 from .cells import LOSS_ROWS, TRUTH_ROWS, VARIANT, Cell
 from .contenders import Call, Contender
-from .overlap import overlap_in, record
+from .overlap import FIRST, STEPS, overlap_in, record
 from .plan import Entry, Place, Plan, Row, Truth
 from .timing import Step, interleaved, synchronize
 from .tracer import Tracer
 from .turn import Turn
-
-_TRACED_STEPS = 6
 
 
 @dataclass(slots=True, kw_only=True)
@@ -254,13 +252,11 @@ class CellRun:
             return []
         with nullcontext() if self.plan.timeline else self.tracer.tracing():
             steps = []
-            for _ in range(_TRACED_STEPS):
+            for _ in range(STEPS):
                 trace.clear()
                 step()
                 steps.append(trace.summary(trace.collect()))
-            # in the first, kernels are loaded and memory is made, in the second, the ranks meet; later on a rank whose
-            # host is late makes the other's launch wait, which is not what the kernels expose
-            return min(steps[2:], key=lambda launches: sum(one.exposed_us for one in launches))
+            return min(steps[FIRST:], key=lambda launches: sum(one.exposed_us for one in launches))
 
 
 def _step(load: Workload, call: Call, which: str) -> None:

@@ -141,13 +141,15 @@ def errors_list(rows: dict[RowKey, Row]) -> list[str]:
 
 
 def summary_table(rows: dict[RowKey, Row]) -> list[str]:
-    """For the README: a line for each model and form, the best other's time over ours as geometric means."""
+    """For the README: a line for each model and form, the best other's time over ours as geometric means.
+
+    A mean of some of the sizes names them.
+    """
     lines = ["| model | form | mode | sizes | forward | forward + backward | behind |", "| --- " * 7 + "|"]
     groups = dict.fromkeys((cell[0], cell[1], cell[4]) for cell in cells_of(rows))
     for model, form, mode in groups:
         cells = [cell for cell in cells_of(rows) if (cell[0], cell[1], cell[4]) == (model, form, mode)]
-        gains = {which: [g for cell in cells if (g := speed_up(rows, cell, which)) is not None] for which in PASSES}
-        means = [f"{geometric_mean(of):.2f}" if of else "" for of in gains.values()]
+        means = [_mean(rows, cells, which) for which in PASSES]
         behind = [
             f"{cell[2]}x{cell[3]} {PASSES[which]} {gain:.2f}"
             for which in PASSES
@@ -155,9 +157,22 @@ def summary_table(rows: dict[RowKey, Row]) -> list[str]:
             if (gain := speed_up(rows, cell, which)) is not None and gain < 1 - LEVEL
         ]
         behind += [f"{cell[2]}x{cell[3]} fails" for cell in cells if "error" in rows.get((cell, OURS), {})]
-        sizes = ", ".join(f"{cell[2]}x{cell[3]}" for cell in cells)
-        lines.append(f"| {model} | {form} | {mode} | {sizes} | {' | '.join(means)} | {', '.join(behind) or 'none'} |")
+        lines.append(
+            f"| {model} | {form} | {mode} | {_sizes(cells)} | {' | '.join(means)} | {', '.join(behind) or 'none'} |"
+        )
     return lines
+
+
+def _mean(rows: dict[RowKey, Row], cells: Sequence[Key], which: str) -> str:
+    gains = {cell: gain for cell in cells if (gain := speed_up(rows, cell, which)) is not None}
+    if not gains:
+        return ""
+    mean = f"{geometric_mean(gains.values()):.2f}"
+    return mean if len(gains) == len(cells) else f"{mean} ({_sizes(gains)})"
+
+
+def _sizes(cells: Iterable[Key]) -> str:
+    return ", ".join(f"{cell[2]}x{cell[3]}" for cell in cells)
 
 
 def _behind(rows: dict[RowKey, Row]) -> list[str]:

@@ -14,7 +14,7 @@ from benchmarks.models import command, results, table
 from benchmarks.models.cells import MODES, Cell, Selection, units_of
 from benchmarks.models.contenders import GraphSwitch
 from benchmarks.models.correct import ratios, too_far
-from benchmarks.models.overlap import overlap_of, union
+from benchmarks.models.overlap import least_exposed, overlap_of, union
 from benchmarks.models.timing import Spread
 
 TINY = ["--device", "cpu", "--quiet", "--model", "tiny", "--form", "sequence", "--limit-s", "300"]
@@ -85,6 +85,15 @@ def test_only_what_nothing_is_computed_beside_is_exposed() -> None:
     assert union([(3, 4), (0, 2), (1, 3)]) == [(0, 4)]
 
 
+def test_of_the_steps_after_the_first_two_the_one_that_exposes_least_is_taken() -> None:
+    exposed = [9.0, 0.0, 5.0, 3.0, 8.0, 7.0]  # in the first two the ranks meet
+    starts = [100.0 * step for step in range(len(exposed))]
+    events = [("kernel", "gemm", start, 10.0) for start in starts]
+    events += [("kernel", "nccl", start + 10.0, 1.0 + us) for start, us in zip(starts, exposed, strict=True)]
+    events.append(("kernel", "fill", -50.0, 1.0))  # before the first step
+    assert least_exposed(events).exposed_us == 4.0
+
+
 def test_a_tensor_further_off_than_twice_eager_is_named() -> None:
     assert too_far({"y": 0.01}, {"y": 0.005}) == ""
     assert "d x" in too_far({"y": 0.01, "d x": 0.02}, {"y": 0.005, "d x": 0.005})
@@ -148,10 +157,12 @@ def test_what_was_asked_stands_beside_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "models.jsonl"
     results.append(path, [{**cell, "contender": name, **row, "arena_bytes": 5} for name, row in of_each.items()])
     page = table.page(results.read(path))
-    assert "forward: 12.5 ms (async TP 13.80, Inductor 15.02) | sequence 12.400 beside 16.0 | met |" in page
+    assert "forward: 12.5 ms (async TP 13.80, Inductor 15.02) | sequence 12.400 beside 16.000 | met |" in page
     assert "forward + backward: 39.0 ms (async TP 42.43, Inductor 44.69) | - | missed |" in page
     assert "1 of 1 passes | met |" in page and "at most 5.0e-04 of the first loss apart" in page
     assert "default cold 1.25 | missed |" in page and "most: 0.00 GB of 1.07" in page
+    ours = {key: row for key, row in results.read(path).items() if key[1] == "mkernel"}
+    assert "| sequence 12.400 | met |" in table.page(ours), "nothing stands beside it"
 
 
 def test_a_row_that_we_lose_or_fail_is_named(tmp_path: Path) -> None:
@@ -162,6 +173,18 @@ def test_a_row_that_we_lose_or_fail_is_named(tmp_path: Path) -> None:
     )
     results.append(path, [{**cell, "T": 4096, "contender": "mkernel", "error": "no"}])
     assert "2048 forward 0.50, 1x4096 fails" in "\n".join(table.summary_table(results.read(path)))
+
+
+def test_a_mean_of_some_of_the_sizes_names_them(tmp_path: Path) -> None:
+    path = tmp_path / "models.jsonl"
+    cell = {"model": "8B", "form": "sequence", "B": 1, "mode": "default", "device": "GPU", "torch": "2"}
+    both = {"fwd_ms": 2.0, "fwdbwd_ms": 4.0}
+    results.append(path, [{**cell, "T": 512, "contender": "mkernel", **both}])
+    results.append(path, [{**cell, "T": 512, "contender": "eager", "fwd_ms": 3.0}])  # its backward pass is missing
+    results.append(path, [{**cell, "T": 2048, "contender": "mkernel", **both}])
+    results.append(path, [{**cell, "T": 2048, "contender": "eager", "fwd_ms": 3.0, "fwdbwd_ms": 5.0}])
+    lines = table.summary_table(results.read(path))
+    assert lines[2] == "| 8B | sequence | default | 1x512, 1x2048 | 1.50 | 1.25 (1x2048) | none |"
 
 
 def test_an_early_end_leaves_what_was_measured(tmp_path: Path) -> None:
