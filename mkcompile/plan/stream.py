@@ -38,12 +38,15 @@ _EXCHANGED = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """One way to launch: `tiles` in `waves` on clusters of `split` blocks. `how`: the groups' way; None: the best."""
+    """One way to launch: `tiles` in `waves` on clusters of `split` blocks. `how`: the groups' way; None: the best.
+    `resident`: all blocks must run at once, so those SMs don't count that are left to other kernels.
+    """
 
     site: Site
     tile: Tile
     split: int
     how: Way | None = None
+    resident: bool = False
 
     @property
     def tiles(self) -> int:
@@ -53,10 +56,10 @@ class Stream:
 
     @property
     def waves(self) -> int:
-        """Tiles that a cluster takes one after the other. No SM is left to others: a block waits only for a peer's same
-        block, so the launch need not be resident as a whole (decision 306).
+        """Tiles that a cluster takes one after the other. A reduction leaves no SM to others: its blocks wait only for
+        a peer's same block, so the launch need not be resident as a whole (decision 306).
         """
-        sms = self.site.topology.gpu.num_sms
+        sms = max(1, self.site.topology.gpu.num_sms - (self.site.reserve_sms if self.resident else 0))
         if self.split == 1 or sms < _CORNER_SMS:
             return ceil(self.tiles / max(1, sms // self.split))
         usable = sms // _CORNER_SMS * _CORNER_SMS

@@ -39,7 +39,8 @@ class PlanTable:
 
     def launch(self, problem: Problem) -> Plan:
         """The plan for the problem's own m. Where its bucket was measured, that says whether to fuse and with which
-        kernel; all else follows the size.
+        kernel; all else follows the size. Where it has no room beside the SMs that this launch leaves, or is not for
+        this size, what is predicted counts.
 
         Raises: ValueError where m is 0.
         """
@@ -48,8 +49,10 @@ class PlanTable:
         if measured_pair(problem, self.tuned, self.policy) is None:
             return decide(problem, self.topology, self.policy).plan
         told = self.plan(problem)
-        fitting = best_candidate(problem, self.topology, self.policy, frozenset({told.name})) if told.fused else None
-        return told if fitting is None else fitting.plan
+        if not told.fused:
+            return told
+        fitting = best_candidate(problem, self.topology, self.policy, frozenset({told.name}))
+        return decide(problem, self.topology, self.policy).plan if fitting is None else fitting.plan
 
     def decision(self, problem: Problem) -> Decision:
         """What stands behind a plan, at the bucket's bound."""

@@ -110,3 +110,37 @@ def test_of_few_rows_the_choice_is_within_6_percent_of_the_best(shape: tuple[int
     measured_us = few_rows()[shape]
     best_us = min(us for name, us in measured_us.items() if not name.startswith(NOT_OFFERED))
     assert measured_us[f"{plan.variant} {plan.tile.rows}x{plan.tile.columns}{split}"] <= 1.06 * best_us
+
+
+@pytest.mark.parametrize("shape", [(2, 4096, 4096), (64, 7168, 8192), (256, 4096, 4096), (512, 4096, 4096)], ids=str)
+def test_streams_are_launched_on_the_blocks_that_were_planned_whatever_is_left_to_others(
+    shape: tuple[int, int, int],
+) -> None:
+    m, n, k = shape
+    gpu = PRESETS["2xh200"].gpu
+    problem = Problem(
+        operator="all_gather_gemm", m=m, n=n, k=k, world_size=2, dtype="bfloat16", dtype_bytes=2
+    )  # fmt: skip
+    size = GatherSize(segment_rows=m // 2, k=k, n=(n,), world=2)
+    form = GatherForm(config=KernelConfig(operator="all_gather_gemm"), size=size, gathered_shape=())
+    for reserve_sms in (0, 1, 4, 8, 16, 17, 36, 64, 120, 131):
+        site = Site(problem=problem, topology=PRESETS["2xh200"], reserve_sms=reserve_sms)
+        streams = [one.plan for one in candidates(site) if one.plan.variant == "stream"]
+        assert streams or reserve_sms > 64
+        for plan in streams:
+            choice = gather_from_plan(form, plan, gpu.num_sms - reserve_sms)
+            assert choice is not None
+            assert choice.schedule.grid == plan.grid, (reserve_sms, plan.name)
+
+
+def test_beside_a_larger_reserve_no_shared_tile_is_predicted_that_needs_a_second_wave() -> None:
+    """64 clusters of two have room beside 4 SMs that are left to others, not beside 16."""
+    for reserve_sms, tile, grid in ((4, "64x64", 128), (16, "64x128", 64)):
+        for m in (2, 16, 64):
+            problem = Problem(
+                operator="all_gather_gemm", m=m, n=4096, k=4096, world_size=2, dtype="bfloat16", dtype_bytes=2
+            )  # fmt: skip
+            site = Site(problem=problem, topology=PRESETS["2xh200"], reserve_sms=reserve_sms)
+            plan = min(candidates(site), key=lambda one: one.seconds).plan
+            assert (plan.variant, f"{plan.tile.rows}x{plan.tile.columns}", plan.split) == ("stream", tile, 2)
+            assert plan.grid == grid

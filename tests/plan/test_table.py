@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mkcompile.plan import PRESETS, UNFUSED, PlanTable, Policy, Refusal, judge_for, predict
-from mkcompile.plan.buckets import BUCKETS, MAX_ROWS, at_bucket, bucket
+from mkcompile.plan.buckets import BUCKETS, MAX_ROWS, at_bucket, bucket, entry_name
+from mkcompile.plan.decide import unfused_plan
+from mkcompile.plan.disk import Measured, Results
 from tests.plan.problems import OPERATORS, problem
 
 PAIR = PRESETS["2xh200"]
@@ -76,6 +78,19 @@ def test_a_bucket_that_loses_stays_unfused_at_run_time() -> None:
     table = PlanTable(topology=PAIR, policy=large_only)
     assert table.plan(replace(SYMBOLIC, m=1)).variant == UNFUSED
     assert table.plan(replace(SYMBOLIC, m=8192)).fused
+
+
+def test_what_was_measured_beside_a_small_reserve_is_not_launched_where_a_larger_one_leaves_it_no_room() -> None:
+    """64 clusters of two: on 116 SMs they would be two waves, for which no plan is made."""
+    site, tuned = problem("all_gather_gemm", 64, 4096, 4096), Results()
+    shared = PlanTable(topology=PAIR).launch(site)
+    assert (shared.variant, shared.split, shared.grid) == ("stream", 2, 128)
+    for plan, seconds in ((shared, 1e-6), (unfused_plan(site, PAIR), 1.0)):
+        tuned.add(entry_name(site), Measured(plan=plan, seconds=seconds))
+    assert PlanTable(topology=PAIR, tuned=tuned).launch(site) == shared
+    policy = Policy(reserve_sms=16)
+    launched = PlanTable(topology=PAIR, tuned=tuned, policy=policy).launch(site)
+    assert launched == PlanTable(topology=PAIR, policy=policy).launch(site) and launched.grid == 64
 
 
 def test_never_plans_nothing() -> None:
