@@ -26,6 +26,7 @@ from mkcompile.runtime.operation import Device, Group
 from mkcompile.runtime.platform import Platform
 from mkcompile.runtime.probe import Survey
 from mkcompile.runtime.reserve import Reserve, newest_group, of_group
+from mkcompile.runtime.symmetric import BehindOthers
 from mkcompile.runtime.trace.record import Recorder
 from mkcompile.runtime.workspace import WARM_UP_FIRST, GroupWorkspace
 
@@ -119,7 +120,7 @@ class Resources:
             network, backing = self.platform.network(exchange, device, survey)
         return GroupWorkspace(
             exchange=exchange,
-            backing=backing or self.platform.backing(device, name),
+            backing=BehindOthers(backing or self.platform.backing(device, name), self.let_held_launches_end),
             board=self._fault_board(device),
             chain=self.device(device).chain,
             cap_bytes=settings().arena_bytes,
@@ -158,8 +159,8 @@ class Resources:
             return found
 
     def let_held_launches_end(self) -> None:
-        """Before anything is loaded, whatever group it is for: replays may wait for proxies that the driver would hold
-        up; see `Repeatable._let_end`.
+        """Before anything is loaded or symmetric memory is made, whatever group it is for: replays may wait for proxies
+        that the driver would hold up; see `Repeatable._let_end`.
         """
         with self._lock:
             held = [one.workspace for one in (*self.groups.values(), *self.ended) if one.workspace.is_held]

@@ -113,6 +113,34 @@ class TorchBacking:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class BehindOthers:
+    """Another backing, whose driver is asked for memory when `let_end` has returned: kernels may wait for somebody whom
+    that would hold up. Source: docs/decisions/404-queues-of-the-device.md.
+    """
+
+    backing: Backing
+    let_end: Callable[[], None]
+
+    @property
+    def handshakes(self) -> threading.Lock | None:
+        """As the other one."""
+        return self.backing.handshakes
+
+    def allocate(self, size_bytes: int, zeroed_bytes: int) -> Any:
+        """Raises: WorkspaceError."""
+        self.let_end()
+        return self.backing.allocate(size_bytes, zeroed_bytes)
+
+    def connect(self, memory: Any) -> SymmetricBuffer:
+        """Raises: UnsupportedDeviceError."""
+        return self.backing.connect(memory)
+
+    def settle(self) -> None:
+        """As the other one."""
+        self.backing.settle()
+
+
 def make_buffer(
     exchange: Exchange, backing: Backing, step: str, size_bytes: int, zeroed_bytes: int, reached: Sequence[int] = ()
 ) -> SymmetricBuffer:

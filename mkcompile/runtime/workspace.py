@@ -117,8 +117,11 @@ class Workspace:
 
     @property
     def is_held(self) -> bool:
-        """Its launches wait for a proxy that calls the driver, and the host waits for them."""
-        return self.link is not None and self.link.calls_driver
+        """Its launches wait for a proxy that calls the driver, and the host waits for them. Asked by any thread, while
+        another one may close the link.
+        """
+        link = self.link
+        return link is not None and link.calls_driver
 
     def close_link(self) -> None:
         """What a kernel has reported still says what ended the proxy, and not that it was closed."""
@@ -155,9 +158,14 @@ class GroupWorkspace:
     @property
     def held_bytes(self) -> int:
         """Bytes of symmetric memory on this rank, those kept for captured graphs included."""
-        held = [*self._kept, *([self.current] if self.current else [])]
+        held = self._in_use()
         results = [*self._leaving, *(one.results for one in held)]
         return sum(one.buffer.size_bytes for one in held) + sum(one.held_bytes for one in results)
+
+    def _in_use(self) -> list[Workspace]:
+        """With those kept for captured graphs. Another thread may replace or close the current one meanwhile."""
+        current = self.current
+        return self._kept.copy() if current is None else [*self._kept, current]
 
     def require(self, demand: Demand, stream: int, capturing: bool) -> Workspace:
         """The workspace for a launch that has entered the chain with the stream. Where a new one is needed that is
@@ -181,7 +189,7 @@ class GroupWorkspace:
     @property
     def is_held(self) -> bool:
         """Do launches, those of captured graphs included, wait for a proxy that calls the driver?"""
-        return any(one.is_held for one in (*self._kept, *([self.current] if self.current else [])))
+        return any(one.is_held for one in self._in_use())
 
     def renew(self, demand: Demand) -> None:
         """Have a workspace that serves. Collective where there is none; outside of the chain. Raises: as `require`."""
@@ -256,8 +264,6 @@ class GroupWorkspace:
     def _replace(self, layout: WorkspaceLayout) -> None:
         step = f"workspace of {layout.total_bytes >> 20} MiB"
         members = self._members()
-        if self.is_held:  # the driver, asked for memory, would hold up proxies that launches wait for
-            self.backing.settle()
         with ExitStack() as undo:
             slot = self._claim(undo, step, members)
             buffer = make_buffer(self.exchange, self.backing, step, layout.total_bytes, layout.region_offset, members)

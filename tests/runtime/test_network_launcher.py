@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -29,10 +29,12 @@ from mkcompile.runtime.kernel import LoadedKernel
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.launcher import Launcher
 from mkcompile.runtime.machine import own_basis
+from mkcompile.runtime.network_link import NetworkLink
 from mkcompile.runtime.operation import Operation
 from mkcompile.runtime.tactics import Planned
+from mkcompile.runtime.workspace import Workspace
 from tests.runtime.conftest import PANELS
-from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
+from tests.runtime.fakes import FakeBlock, FakeDriver, FakePlatform, lone_group
 
 GROUP = "0"
 
@@ -141,6 +143,60 @@ def test_what_waits_for_a_proxy_that_calls_the_driver_ends_before_a_new_signatur
     monkeypatch.setattr(platform, "load", noted)
     launcher(make(world_of(platform)))
     assert at_load == [before + calls_driver]
+
+
+@pytest.mark.parametrize("calls_driver", [True, False])
+@pytest.mark.parametrize("nodes_of_other", [(0, 1), (0, 0)], ids=["over nodes", "one node"])
+def test_replays_of_another_group_that_wait_for_such_a_proxy_end_before_a_workspace_is_made(
+    fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, nodes_of_other: tuple[int, ...], calls_driver: bool
+) -> None:
+    platform = FakePlatform()
+    backing, platform.nodes, platform.proxy_calls_driver = platform.backing_of_group, (0, 1), calls_driver
+    allocate, when_asked = backing.allocate, list[int]()
+
+    def noted(size_bytes: int, zeroed_bytes: int) -> torch.Tensor | FakeBlock:
+        when_asked.append(backing.settled)
+        return allocate(size_bytes, zeroed_bytes)
+
+    with lone_group():
+        launcher = Launcher(platform, Planned(own_basis, available=PANELS))
+        launcher(all_reduce(2))
+        platform.nodes, other = nodes_of_other, dist.new_group([0, 1]).group_name
+        monkeypatch.setattr(backing, "allocate", noted)
+        call = replace(all_reduce(2), group=other)
+        before = backing.settled
+        launcher(call)
+        assert (when_asked[0] > before) is calls_driver, "a new group's"
+        platform.report(1, op=2, rank=0, peer=1, role=2, code=abi.PEER_TIMEOUT)
+        with pytest.raises(PeerTimeoutError):
+            launcher(call)
+        before = backing.settled
+        launcher(call)
+        assert len(when_asked) == 2 and (when_asked[1] > before) is calls_driver, "one in the place of a failed one"
+
+
+class Closing(Workspace):
+    """Another thread closes the link when it has been read once."""
+
+    links: list[NetworkLink | None]
+
+    @property
+    def link(self) -> NetworkLink | None:
+        return self.links.pop(0)
+
+    @link.setter
+    def link(self, link: NetworkLink | None) -> None:
+        self.links = [link, None]
+
+
+def test_any_thread_may_ask_what_is_held_while_a_link_is_closed(nodes: tuple[Launcher, FakePlatform]) -> None:
+    launcher, platform = nodes
+    launcher(all_reduce(world_of(platform)))
+    current = operation_of(launcher).group.workspace.current
+    assert current is not None
+    closing = Closing(**{one.name: getattr(current, one.name) for one in fields(current)})
+    assert closing.is_held
+    assert not Closing(**{one.name: getattr(current, one.name) for one in fields(current)} | {"link": None}).is_held
 
 
 def test_no_launch_of_one_node_is_waited_for(fake_driver: FakeDriver) -> None:
