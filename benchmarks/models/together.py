@@ -80,12 +80,7 @@ def _compile(plain: CellRun, captured: CellRun, which: str, own: list[str]) -> N
 def _measure(plain: CellRun, captured: CellRun, which: str, own: list[str]) -> None:
     """One pass in both modes; the second keeps what the first found to be right."""
     plain.find_truth(which)
-    plain.check(which)
-    race(plain, which)
-    plain.publish(plain.rows())
-    if plain.plan.looks_at(plain.cell):
-        plain.look(which)
-        plain.publish(plain.rows())
+    _check_and_time(plain, which)
     _capture(captured, plain, which, own)
     plain.truths.clear()
 
@@ -94,11 +89,14 @@ def _capture(captured: CellRun, plain: CellRun, which: str, own: list[str]) -> N
     for name in captured.entries:
         if name not in own:
             captured.adopt(name, which, plain.entries[name])
-    if not captured.working:
-        return
-    captured.check(which)
-    race(captured, which)
-    captured.publish(captured.rows())
-    if captured.plan.looks_at(captured.cell):
-        captured.look(which)
-        captured.publish(captured.rows())
+    if captured.working:
+        _check_and_time(captured, which)
+
+
+def _check_and_time(run: CellRun, which: str) -> None:
+    run.check(which)
+    race(run, which)
+    run.publish(run.rows())
+    if run.plan.looks_at(run.cell):
+        run.look(which)
+        run.publish(run.rows())

@@ -12,7 +12,7 @@ from itertools import product
 
 import pytest
 
-from tests.runtime.test_ping_pong import Barrier, Wait
+from tests.runtime.barriers import Barrier, Wait, in_random_order
 
 ANYTHING = (Barrier(1), 1)  # may happen in between
 
@@ -84,12 +84,7 @@ class Cluster:
 
 def run(cluster: Cluster, order: random.Random) -> None:
     threads = [cluster.run(block, group) for block, group in product(range(cluster.split), range(2))]
-    waits: list[Wait | None] = [next(thread, None) for thread in threads]
-    while any(wait is not None for wait in waits):
-        ready = [i for i, wait in enumerate(waits) if wait is not None and wait[0].passes(wait[1])]
-        assert ready, "stuck"
-        chosen = order.choice(ready)
-        waits[chosen] = next(threads[chosen], None)
+    in_random_order(threads, order)
 
 
 @pytest.mark.parametrize("takes_turns", [True, False])

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.runtime.test_ping_pong import Barrier, Wait
+from tests.runtime.barriers import Barrier, Wait, in_random_order
 
 MATH, SENDERS, BUFFERS = 2, 2, 2
 
@@ -38,12 +38,7 @@ def run(tiles: int, order: random.Random, waits_for_free: bool = True) -> None:
             free[at].arrive()
 
     threads = [*(multiply(thread) for thread in range(MATH)), *(send() for _ in range(SENDERS))]
-    waits: list[Wait | None] = [next(thread, None) for thread in threads]
-    while any(wait is not None for wait in waits):
-        ready = [i for i, wait in enumerate(waits) if wait is not None and wait[0].passes(wait[1])]
-        assert ready, "stuck"
-        chosen = order.choice(ready)
-        waits[chosen] = next(threads[chosen], None)
+    in_random_order(threads, order)
 
 
 def test_every_tile_is_sent_as_it_was_handed_over() -> None:

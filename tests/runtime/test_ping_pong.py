@@ -12,28 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-Wait = tuple["Barrier", int]
-
-
-@dataclass(slots=True)
-class Barrier:
-    """An mbarrier: completes a phase when all have arrived."""
-
-    arrivals: int
-    pending: int = 0
-    phase: int = 0
-
-    def __post_init__(self) -> None:
-        self.pending = self.arrivals
-
-    def arrive(self) -> None:
-        self.pending -= 1
-        assert self.pending >= 0
-        if self.pending == 0:
-            self.phase, self.pending = self.phase + 1, self.arrivals
-
-    def passes(self, parity: int) -> bool:
-        return self.phase % 2 != parity
+from tests.runtime.barriers import Barrier, Wait, in_random_order
 
 
 @dataclass(slots=True)
@@ -81,13 +60,7 @@ class Block:
     def run(self, order: random.Random) -> None:
         """Whoever can goes on, in random order. The threads of a group multiply together: they stay in step."""
         threads = [self.load(), *(self.multiply(group, leads) for group in range(2) for leads in (False, True))]
-        waits: list[Wait | None] = [next(thread, None) for thread in threads]
-        while any(wait is not None for wait in waits):
-            ready = [i for i, wait in enumerate(waits) if wait is not None and wait[0].passes(wait[1])]
-            ready = [i for i in ready if not self._is_ahead(i, waits)]
-            assert ready, "stuck"
-            chosen = order.choice(ready)
-            waits[chosen] = next(threads[chosen], None)
+        in_random_order(threads, order, self._is_ahead)
 
     @staticmethod
     def _is_ahead(thread: int, waits: list[Wait | None]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.runtime.test_ping_pong import Barrier, Wait
+from tests.runtime.barriers import Barrier, Wait, in_random_order
 
 
 def run(stages: int, tiles: int, k_blocks: int, order: random.Random, gives_all_back: bool = True) -> None:
@@ -48,12 +48,7 @@ def run(stages: int, tiles: int, k_blocks: int, order: random.Random, gives_all_
                 first.arrive()
 
     threads = [load(), multiply(0), multiply(1)]
-    waits: list[Wait | None] = [next(thread, None) for thread in threads]
-    while any(wait is not None for wait in waits):
-        ready = [i for i, wait in enumerate(waits) if wait is not None and wait[0].passes(wait[1])]
-        assert ready, "stuck"
-        chosen = order.choice(ready)
-        waits[chosen] = next(threads[chosen], None)
+    in_random_order(threads, order)
 
 
 SIZES = [(stages, tiles, k) for stages in (2, 4, 7) for tiles in (1, 2, 3) for k in (1, 2, 4, 7, 8, 16)]
