@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import combinations
 from pathlib import Path
@@ -166,6 +167,11 @@ def test_boxes_do_not_overlap_and_edges_go_right(pairs: set[tuple[int, int]]) ->
     for (x0, y0), (x1, y1) in combinations(corners.values(), 2):
         assert abs(x0 - x1) >= BOX_WIDTH or abs(y0 - y1) >= BOX_HEIGHT
     assert all(corners[a][0] < corners[b][0] for a, b in graph.edges)
+
+
+def test_a_note_is_headed_by_what_is_true_of_every_note(sequence_report: Report, tmp_path: Path) -> None:
+    noted = replace(sequence_report, notes=("ffn has no kernel yet",))
+    assert "<h3>Note</h3><p>Ffn has no kernel yet.</p>" in noted.to_html(tmp_path / "page.html").read_text("utf-8")
 
 
 def test_a_report_with_nothing_in_it_is_a_page(tmp_path: Path) -> None:
