@@ -13,13 +13,9 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from . import style
 from .report import Key, geometric_mean, read
 
-_TITLES = {
-    "gemm": "GEMM",
-    "gemm_reduce_scatter": "GEMM + reduce-scatter",
-    "gemm_all_reduce": "GEMM + all-reduce",
-}
 _CLIP = 3.0
 
 
@@ -32,18 +28,18 @@ def draw(found: dict[Key, dict[str, dict[str, float]]], regime: str, op: str, pa
     for i, name in enumerate(names):
         ratios = [found[key][name]["ms"] / found[key]["cublas"]["ceiling_ms"] for key in keys]
         places = [at + (i - (len(names) - 1) / 2) * width for at in range(len(keys))]
-        bars = axes.bar(
-            places, [min(ratio, _CLIP) for ratio in ratios], width, label=f"{name} ({geometric_mean(ratios):.2f})"
-        )
+        text = f"{style.label(name)} ({geometric_mean(ratios):.2f})"
+        bars = axes.bar(places, [min(one, _CLIP) for one in ratios], width, label=text, color=style.colour(name))
         for bar, ratio in zip(bars, ratios, strict=True):
             if ratio > _CLIP:
                 axes.annotate(f"{ratio:.1f}", (bar.get_x() + width / 2, _CLIP), ha="center", va="bottom", fontsize=7)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(keys)), [f"{m}x{n}\nx{k}" for _, _, m, n, k in keys], fontsize=8)
-    axes.set_ylim(0, _CLIP + 0.15 if op != "gemm" else 1.3)
+    axes.set_ylim(0, _CLIP + 0.35 if op != "gemm" else 1.3)
     axes.set_ylabel("time / ceiling")
-    axes.set_title(f"{_TITLES.get(op, op)}, two H200, bfloat16, {regime} (geometric means in brackets)", fontsize=10)
-    axes.legend(fontsize=8, ncols=min(len(names), 5), loc="upper right")
+    where = style.machine(int(found[keys[0]]["cublas"]["world"]))
+    axes.set_title(f"{style.TITLES[op]}, {where}, bfloat16, {regime} (geometric means in brackets)", fontsize=10)
+    axes.legend(fontsize=8, ncols=min(len(names), 4), loc="upper right")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

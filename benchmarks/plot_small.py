@@ -15,18 +15,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
+from . import style
 from .report import Key, read
 
-_TITLES = {
-    "gemm": "GEMM",
-    "gemm_reduce_scatter": "GEMM + reduce-scatter",
-    "gemm_all_reduce": "GEMM + all-reduce",
-}
-_LABELS = {
-    "mkcompile": "mkcompile", "mkcompile_direct": "mkcompile, symmetric output",
-    "mkcompile_staged": "mkcompile, ordinary output", "cublas": "cuBLAS", "cublas_nccl": "cuBLAS + NCCL",
-    "cublas_two_shot": "cuBLAS + two-shot", "cublas_one_shot": "cuBLAS + one-shot",
-}  # fmt: skip
+#: In the order of the legend.
+_DRAWN = (
+    "mkcompile", "mkcompile_direct", "mkcompile_staged", "cublas", "cublas_nccl", "cublas_two_shot", "cublas_one_shot",
+)  # fmt: skip
 _MOST = 3.0
 _BAR = {"gemm": 1 / 0.95}
 _USUAL_BAR = 1.2
@@ -36,11 +31,11 @@ Found = dict[Key, dict[str, dict[str, float]]]
 
 def panel(axes: Axes, found: Found, keys: list[Key], op: str) -> None:
     """The lines of one weight."""
-    names = [name for name in _LABELS if any(name in found[key] for key in keys)]
+    names = [name for name in _DRAWN if any(name in found[key] for key in keys)]
     for name in [one for one in names if op == "gemm" or one != "cublas"]:
         rows = [(key[2], found[key][name]["ms"] / found[key][name]["floor_ms"]) for key in keys if name in found[key]]
-        width = 2.4 if name.startswith("mkcompile") else 1.2
-        axes.plot([m for m, _ in rows], [min(y, _MOST) for _, y in rows], marker="o", label=_LABELS[name], lw=width)
+        (line,) = axes.plot([m for m, _ in rows], [min(y, _MOST) for _, y in rows], marker="o", label=style.label(name))
+        line.set(color=style.colour(name), linewidth=2.4 if name.startswith("mkcompile") else 1.2)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.axhline(_BAR.get(op, _USUAL_BAR), color="grey", linewidth=0.8, linestyle="--")
     rows_m = [key[2] for key in keys]
@@ -59,7 +54,7 @@ def draw(found: Found, op: str, path: Path) -> None:
     panels[0].set_ylabel("time / floor")
     panels[0].set_ylim(0.7, None)
     panels[0].legend(fontsize=8, loc="upper left")
-    figure.suptitle(f"{_TITLES[op]} of few rows, two H200, bfloat16, CUDA graphs", fontsize=11)
+    figure.suptitle(f"{style.TITLES[op]} of few rows, two H200, bfloat16, CUDA graphs", fontsize=11)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
