@@ -145,34 +145,41 @@ def summary_table(rows: dict[RowKey, Row]) -> list[str]:
 
     A mean of some of the sizes names them.
     """
-    lines = ["| model | form | mode | sizes | forward | forward + backward | behind |", "| --- " * 7 + "|"]
-    groups = dict.fromkeys((cell[0], cell[1], cell[4]) for cell in cells_of(rows))
-    for model, form, mode in groups:
-        cells = [cell for cell in cells_of(rows) if (cell[0], cell[1], cell[4]) == (model, form, mode)]
-        means = [_mean(rows, cells, which) for which in PASSES]
+    modes = sorted({cell[4] for cell in cells_of(rows)})
+    heads = [_pass_in(which, mode) for mode in modes for which in PASSES]
+    lines = ["| model | form | sizes | " + " | ".join(heads) + " | behind |", "| --- " * (4 + len(heads)) + "|"]
+    for model, form in dict.fromkeys(cell[:2] for cell in cells_of(rows)):
+        cells = [cell for cell in cells_of(rows) if cell[:2] == (model, form)]
+        means = [_mean(rows, cells, which, mode) for mode in modes for which in PASSES]
         behind = [
-            f"{cell[2]}x{cell[3]} {PASSES[which]} {gain:.2f}"
+            f"{cell[2]}x{cell[3]} {_pass_in(which, cell[4])} {gain:.2f}"
             for which in PASSES
             for cell in cells
             if (gain := speed_up(rows, cell, which)) is not None and gain < 1 - LEVEL
         ]
         behind += [f"{cell[2]}x{cell[3]} fails" for cell in cells if "error" in rows.get((cell, OURS), {})]
-        lines.append(
-            f"| {model} | {form} | {mode} | {_sizes(cells)} | {' | '.join(means)} | {', '.join(behind) or 'none'} |"
-        )
+        lines.append(f"| {model} | {form} | {_sizes(cells)} | {' | '.join(means)} | {', '.join(behind) or 'none'} |")
     return lines
 
 
-def _mean(rows: dict[RowKey, Row], cells: Sequence[Key], which: str) -> str:
-    gains = {cell: gain for cell in cells if (gain := speed_up(rows, cell, which)) is not None}
+def _pass_in(which: str, mode: str) -> str:
+    """`forward`, or `forward, CUDA graphs`."""
+    return PASSES[which] if mode == MODES[0] else f"{PASSES[which]}, CUDA graphs"
+
+
+def _mean(rows: dict[RowKey, Row], cells: Sequence[Key], which: str, mode: str) -> str:
+    """Of this mode; all of the form's sizes are what a whole mean is of."""
+    gains = {
+        cell: gain for cell in cells if cell[4] == mode and (gain := speed_up(rows, cell, which)) is not None
+    }  # fmt: skip
     if not gains:
         return ""
     mean = f"{geometric_mean(gains.values()):.2f}"
-    return mean if len(gains) == len(cells) else f"{mean} ({_sizes(gains)})"
+    return mean if _sizes(gains) == _sizes(cells) else f"{mean} ({_sizes(gains)})"
 
 
 def _sizes(cells: Iterable[Key]) -> str:
-    return ", ".join(f"{cell[2]}x{cell[3]}" for cell in cells)
+    return ", ".join(dict.fromkeys(f"{cell[2]}x{cell[3]}" for cell in sorted(cells, key=lambda one: one[2] * one[3])))
 
 
 def _behind(rows: dict[RowKey, Row]) -> list[str]:

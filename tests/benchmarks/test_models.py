@@ -137,7 +137,7 @@ def test_tables_show_ratios_and_failures(tmp_path: Path) -> None:
     page = table.page(rows)
     assert "| 4.000 (2.00) | 3.000 (1.50) | fails | 2.000 |" in page
     assert "async TP: RuntimeError: no" in page
-    assert "| 8B | sequence | default | 1x512 | 1.50 |  | none |" in "\n".join(table.summary_table(rows))
+    assert "| 8B | sequence | 1x512 | 1.50 |  | none |" in "\n".join(table.summary_table(rows))
 
 
 def test_what_was_asked_stands_beside_what_was_measured(tmp_path: Path) -> None:
@@ -184,7 +184,18 @@ def test_a_mean_of_some_of_the_sizes_names_them(tmp_path: Path) -> None:
     results.append(path, [{**cell, "T": 2048, "contender": "mkernel", **both}])
     results.append(path, [{**cell, "T": 2048, "contender": "eager", "fwd_ms": 3.0, "fwdbwd_ms": 5.0}])
     lines = table.summary_table(results.read(path))
-    assert lines[2] == "| 8B | sequence | default | 1x512, 1x2048 | 1.50 | 1.25 (1x2048) | none |"
+    assert lines[2] == "| 8B | sequence | 1x512, 1x2048 | 1.50 | 1.25 (1x2048) | none |"
+
+
+def test_modes_stand_side_by_side_and_what_is_behind_says_in_which(tmp_path: Path) -> None:
+    path = tmp_path / "models.jsonl"
+    cell = {"model": "8B", "form": "sequence", "B": 1, "T": 512, "device": "GPU", "torch": "2"}
+    for mode, eager_ms in zip(MODES, (3.0, 1.8), strict=True):
+        results.append(path, [{**cell, "mode": mode, "contender": "mkernel", "fwd_ms": 2.0}])
+        results.append(path, [{**cell, "mode": mode, "contender": "eager", "fwd_ms": eager_ms}])
+    lines = table.summary_table(results.read(path))
+    assert "| forward | forward + backward | forward, CUDA graphs | forward + backward, CUDA graphs |" in lines[0]
+    assert lines[2:] == ["| 8B | sequence | 1x512 | 1.50 |  | 0.90 |  | 1x512 forward, CUDA graphs 0.90 |"]
 
 
 def test_an_early_end_leaves_what_was_measured(tmp_path: Path) -> None:
