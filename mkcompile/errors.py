@@ -62,7 +62,7 @@ class WaitReport:
 
     `rank` and `peer` are numbered as in the whole job. `tile` is -1 where the host waited, before any launch.
     Units: `waited_s` seconds; `expected` and `seen` are epochs of a flag, or of a tile without one its
-    parts and how many of them are missing.
+    parts and how many of them have come; where a rank waited for itself, blocks of its launch.
     """
 
     operator: str
@@ -75,7 +75,8 @@ class WaitReport:
     waited_s: float
 
     def __str__(self) -> str:
-        waited = f"{self.operator}: rank {self.rank} ({self.role}) waited {self.waited_s:.1f} s for rank {self.peer}"
+        whom = f"rank {self.peer}" if self.peer != self.rank else "the blocks of its own launch"
+        waited = f"{self.operator}: rank {self.rank} ({self.role}) waited {self.waited_s:.1f} s for {whom}"
         if self.tile < 0:
             return f"{waited}, which did not come"
         return f"{waited}, tile {self.tile}: expected {self.expected}, saw {self.seen}"

@@ -138,15 +138,16 @@ struct Puller {
     }
   }
 
+  /// The same block of the rank after this one has laid these: as many at once, which the flag of the first tells of.
+  MK_DEVICE bool is_known(u32 next) const { return next < walk.images && asked % Layer<Op>::kAtOnce != 0; }
+
   /// The next image, if there is one, is on its way then, or the launch has been given up.
   MK_DEVICE void ask(const Images<Op>& images) {
     const u32 next = at(asked);
     if (next >= end || given_up) return;
     const u32 from = source(next);
     const Image image = walk.image(next, 1, from);
-    // The same block of the rank after this one has laid these: as many at once, which the flag of the first tells of.
-    const bool known = next < walk.images && asked % Layer<Op>::kAtOnce != 0;
-    if (!known) await_laid(images, from, image);
+    if (!is_known(next)) await_laid(images, from, image);
     if (given_up) return;
     if (asked == 0) take_turn();
     const u32 bytes = image.rows * kBlockK * 2;
@@ -155,7 +156,18 @@ struct Puller {
     ++asked;
   }
 
+  /// There is a next image, and asking for it would not wait for a peer that is late.
+  MK_DEVICE bool can_ask(const Images<Op>& images) const {
+    const u32 next = at(asked);
+    if (next >= end || given_up) return false;
+    if (is_known(next)) return true;
+    const u32 from = source(next);
+    // pairs-with: image_laid acquire (lay_role -> carry_role), scope sys
+    return reached(load_acquire_sys(images.laid_flag(args.rank, from, number(walk.image(next, 1, from)))), images.epoch);
+  }
+
   /// An image that has been asked for, into the own workspace, while others come. Publishes: the image, to this GPU.
+  /// One that is late is waited for when nothing else is left to tell of.
   MK_DEVICE void fetch(const Images<Op>& images, u32 turn) {
     const u32 from = source(at(turn));
     const Image image = walk.image(at(turn), 1, from);
@@ -164,14 +176,16 @@ struct Puller {
     bulk_store(images.image(args.rank, from, image.row_tile, image.k_block), slot(turn), image.rows * kBlockK * 2);
     bulk_commit();
     bulk_wait_read<0>();
-    if (kDepth > 1 && turn == 0) ask(images);  // not before: the first images of all blocks come first
-    ask(images);
+    // The second image is not asked for before: the first ones of all blocks come first.
+#pragma unroll 1
+    while (asked <= turn + kDepth && can_ask(images)) ask(images);
     bulk_wait<0>();
     // pairs-with: image_fetched release (carry_role -> gather_role), scope gpu
     fence_acq_rel_gpu();
     // Relaxed: the fence above releases.
     store_relaxed_sys(images.flag(args.rank, from, number(image)), images.epoch);
     trace.end(kTraceCopy, from, number(image));
+    if (asked == turn + 1) ask(images);
   }
 
   /// In the same order on all ranks. What has been asked for comes before the block ends.

@@ -48,6 +48,14 @@ MK_DEVICE u32 poll_units(const u8* from, const bool (&wanted)[kUnits], Unit (&go
   return missing;
 }
 
+template <int kUnits>
+MK_DEVICE constexpr u32 count_wanted(const bool (&wanted)[kUnits]) {
+  u32 count = 0;
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) count += wanted[u];
+  return count;
+}
+
 /// Polls until all are here. False where the launch has been given up.
 template <class Op, int kUnits>
 MK_DEVICE bool take_units(const LaunchArguments& args, const u8* from, const bool (&wanted)[kUnits], WaitSite site,
@@ -60,7 +68,8 @@ MK_DEVICE bool take_units(const LaunchArguments& args, const u8* from, const boo
       const u64 now_ns = global_timer_ns();
       if (start_ns == 0) start_ns = now_ns;
       if (now_ns - start_ns > args.deadline_ns) {
-        report_fault<Op::kOperator>(args, kPeerTimeout, site, kUnits, missing, now_ns - start_ns);
+        const u32 expected = count_wanted(wanted);
+        report_fault<Op::kOperator>(args, kPeerTimeout, site, expected, expected - missing, now_ns - start_ns);
         return false;
       }
     }

@@ -204,13 +204,21 @@ struct StreamExit {
     add_relaxed_gpu(&header->blocks_out, 1);
   }
   /// The first block. The others enter in their turn, whatever waits for a peer; counts of an aborted workspace, on
-  /// which launches may have met, mean nothing.
+  /// which launches may have met, mean nothing. Blocks that find no room within the limit are this rank's own fault;
+  /// the launch drains then, as one that a peer has left.
+  template <OperatorId kOperator>
   MK_DEVICE void await_others() const {
     const u64 start_ns = global_timer_ns();
-    // pairs-with: counted_out acquire (signal_role -> signal_role), scope sys
-    while (load_acquire_sys(&header->blocks_out) < gridDim.x - 1) {
+    while (true) {
+      // pairs-with: counted_out acquire (signal_role -> signal_role), scope sys
+      const u32 out = load_acquire_sys(&header->blocks_out);
+      if (out >= gridDim.x - 1) return;
       if (load_relaxed_gpu(&header->abort) != kNoFault) return;
-      if (global_timer_ns() - start_ns > stall_limit_ns(args)) trap_stalled(args, kEntry, gridDim.x);
+      const u64 waited_ns = global_timer_ns() - start_ns;
+      if (waited_ns > stall_limit_ns(args)) {
+        report_fault<kOperator>(args, kPeerTimeout, WaitSite{kEntry, args.rank, 0}, gridDim.x - 1, out, waited_ns);
+        return;
+      }
       __nanosleep(64);
     }
   }
@@ -245,7 +253,7 @@ MK_DEVICE void stream_signal_role(const LaunchArguments& args, const SharedMemor
     }
     __nanosleep(32);
   }
-  StreamExit{args}.await_others();
+  StreamExit{args}.template await_others<Op::kOperator>();
 }
 
 /// The whole kernel.

@@ -94,8 +94,12 @@ MK_DEVICE void trap_stalled(const LaunchArguments& args, Role role, u32 detail) 
   __trap();
 }
 
-/// Nothing inside a block depends on a peer beyond one bounded wait; twice the deadline passes only by a fault of ours.
-MK_DEVICE u64 stall_limit_ns(const LaunchArguments& args) { return 2 * args.deadline_ns + 1000000000ull; }
+/// A thread may wait for its peers one after the other, each up to the deadline, while others of the block wait for it:
+/// more passes only by a fault of ours.
+MK_DEVICE constexpr u64 stall_limit_ns(u64 deadline_ns, u32 world) {
+  return (world + 1) * deadline_ns + 1000000000ull;
+}
+MK_DEVICE u64 stall_limit_ns(const LaunchArguments& args) { return stall_limit_ns(args.deadline_ns, args.world); }
 
 /// Wait for a phase of a barrier of this block.
 MK_DEVICE void wait_phase(const LaunchArguments& args, u32 barrier, u32 parity, Role role) {

@@ -70,9 +70,9 @@ class Call:
         ]
         return Call(size=size, config=choice.config, tensors=tensors, prepared=prepared)
 
-    def run(self, group: RankGroup, captured: bool = False) -> None:
-        """Enqueue on every rank, each on its stream."""
-        for rank in range(group.world):
+    def run(self, group: RankGroup, captured: bool = False, ranks: Sequence[int] | None = None) -> None:
+        """Enqueue on the given ranks (default: all), each on its stream."""
+        for rank in ranks if ranks is not None else range(group.world):
             with torch.cuda.device(group.devices[rank]), torch.cuda.stream(group.streams[rank]):
                 stream = torch.cuda.current_stream().cuda_stream
                 self.prepared[rank].run(self.tensors[rank], stream, captured)

@@ -38,6 +38,12 @@ def test_a_launch_that_this_rank_never_made_is_named_by_its_identity() -> None:
     assert f"rank 6 launched what this rank has never launched (identity {THEIRS.number:#010x})" in text
 
 
+def test_a_rank_that_waited_for_its_own_blocks_says_so() -> None:
+    report = abi.FaultReport(code=abi.PEER_TIMEOUT, op=2, role=5, rank=1, peer=1, expected=127, seen=3, waited_ns=10**9)
+    text = str(error_of(report, (4, 6), {}))
+    assert "rank 6 (entry) waited 1.0 s for the blocks of its own launch" in text and "expected 127, saw 3" in text
+
+
 def test_a_replay_after_a_fault_says_to_capture_anew() -> None:
     report = abi.FaultReport(code=abi.REPLAY_AFTER_FAULT, op=1, rank=1, seen=abi.PEER_TIMEOUT)
     error = error_of(report, (0, 1), {})

@@ -22,8 +22,8 @@ class Workspace:
     faults: set[int] = field(default_factory=set)
     seen: dict[tuple[int, int], int] = field(default_factory=dict)
 
-    def block(self, launch: int, index: int, reads_first: bool = True) -> Iterator[Ready]:
-        """Yields whether it can go on."""
+    def block(self, launch: int, index: int, reads_first: bool = True, patience: int = 1 << 30) -> Iterator[Ready]:
+        """Yields whether it can go on. After `patience` looks the first block reports that others found no room."""
         self.blocks_in += 1
         if self.blocks_in > BLOCKS:
             self.faults.add(launch)
@@ -37,6 +37,9 @@ class Workspace:
             self.blocks_out += reads_first
             return
         while self.blocks_out < BLOCKS - 1 and not self.faults:
+            patience -= 1
+            if patience == 0:
+                self.faults.add(launch)
             yield False
         yield True  # its last sums
         self.blocks_in = self.blocks_out = 0
@@ -76,3 +79,10 @@ def test_a_launch_that_meets_one_that_waits_for_a_peer_is_noticed() -> None:
         run([one.block(1, index) for index in range(1, BLOCKS)], order)
         run([one.block(2, index) for index in range(BLOCKS)], order)
         assert one.faults == {2}
+
+
+def test_a_first_block_that_is_alone_on_the_chip_gives_up_and_makes_room() -> None:
+    one, order = Workspace(), random.Random(1)
+    run([one.block(1, 0, patience=5)], order)
+    assert one.faults == {1}
+    run([one.block(1, index) for index in range(1, BLOCKS)], order)
