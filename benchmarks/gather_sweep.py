@@ -162,7 +162,7 @@ def variants(size: GatherSize, max_grid: int, tiles: Sequence[tuple[int, int]]) 
         pulled = pull_choice(config, size, max_grid)
         found[f"pull {tile[0]}x{tile[1]} grid{pulled.schedule.grid}"] = pulled
         for chunks in CHUNKS:
-            engine = engine_choice(config, size, max_grid, returned=False)
+            engine = engine_choice(config, size, max_grid)
             rows = ceil(size.shard_rows / chunks / 128) * 128
             engine = replace(engine, schedule=replace(engine.schedule, group_rows=rows))
             found[f"engine {tile[0]}x{tile[1]} c{chunks} grid{engine.schedule.grid}"] = engine

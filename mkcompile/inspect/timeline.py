@@ -18,7 +18,6 @@ from mkcompile.plan.constants import constants
 from mkcompile.plan.gemm_cost import Gemm, cublas_us, elementwise_us
 from mkcompile.plan.topology import Topology
 
-_WHOLE_TENSOR = {"all_reduce": 1, "all_gather_into_tensor": 1, "all_to_all_single": 1}
 _KINDS = {
     "all_reduce": "all_reduce",
     "all_gather_into_tensor": "all_gather",
@@ -59,11 +58,6 @@ class Timelines:
 
     unfused: Timeline
     fused: Timeline
-
-    @property
-    def saving_s(self) -> float:
-        """What fusing saves of the step."""
-        return self.unfused.end_s - self.fused.end_s
 
 
 @dataclass(slots=True)

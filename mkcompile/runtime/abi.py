@@ -39,7 +39,6 @@ TRACE_ROLES = (
     "block", "load", "mainloop", "epilogue", "receive", "store", "push", "signal", "copy", "net_send", "net_receive"
 )  # fmt: skip
 TRACE_LANES = ("load", "compute 0", "compute 1", "store 0", "store 1", "signal", "copy", "extra", "entry")
-SOME_PEER = 255
 NO_TILE = 0xFFFFFFFF
 
 

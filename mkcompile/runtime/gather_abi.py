@@ -38,8 +38,7 @@ class GatherArguments(ctypes.Structure):
     )
 
 
-ARENA_OFFSET, OUT_OFFSET = GatherArguments.arena.offset, GatherArguments.out.offset
-GATHERED_OFFSET = GatherArguments.gathered.offset
+OUT_OFFSET, GATHERED_OFFSET = GatherArguments.out.offset, GatherArguments.gathered.offset
 
 
 def new_arguments() -> GatherArguments:

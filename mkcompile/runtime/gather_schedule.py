@@ -165,7 +165,7 @@ def read_choice(config: KernelConfig, size: GatherSize, max_grid: int) -> Gather
     return GatherChoice(variant="remote_read", config=config, schedule=replace(schedule, grid=max_grid), us=us)
 
 
-def engine_choice(config: KernelConfig, size: GatherSize, max_grid: int, returned: bool) -> GatherChoice:
+def engine_choice(config: KernelConfig, size: GatherSize, max_grid: int) -> GatherChoice:
     """The copy engine pushes, in as many chunks as end soonest. Blocks return the gathered tensor."""
     most = max(1, min(_MAX_CHUNKS, size.shard_bytes // _ENGINE_CHUNK_BYTES, size.shard_rows // _GROUP_ROWS))
     schedule = GatherSchedule(
@@ -213,7 +213,7 @@ def choices(base: KernelConfig, size: GatherSize, max_grid: int, returned: bool)
     for tile in reversed(GATHER_TILES):
         config = base.with_tile(*tile)
         yield push_choice(config, size, max_grid, returned)
-        yield engine_choice(config, size, max_grid, returned)
+        yield engine_choice(config, size, max_grid)
         if not returned:
             yield pull_choice(config, size, max_grid)
         if not returned and size.tiles_n(config) == len(size.n):

@@ -31,7 +31,6 @@ _OPERATORS = {
     "gemm": "Gemm", "gemm_reduce_scatter": "GemmReduceScatter", "gemm_all_reduce": "GemmAllReduce",
     "all_gather_gemm": "AllGatherGemm",
 }  # fmt: skip
-_ACROSS_NODES = ("gemm_reduce_scatter", "gemm_all_reduce", "all_gather_gemm")
 _BROADCASTS = {"none": "kNone", "direct": "kDirect", "staged": "kStaged", "multicast": "kMulticast"}
 
 #: Tiles (rows, columns) from the smallest to the largest.
@@ -99,7 +98,7 @@ class KernelConfig:
             raise OperatorInputError("only streaming kernels can be ping-pong")
         if self.split not in (SPLITS if self.streams else (1,)) or self.group_n % (8 * self.split):
             raise OperatorInputError(f"{self.split} blocks can't share a tile of {self.block_m}x{self.block_n}")
-        if self.network != "none" and (self.streams or self.operator not in _ACROSS_NODES):
+        if self.network != "none" and (self.streams or not self.reduces):
             raise OperatorInputError(f"{self.operator} has no {'streaming ' * self.streams}kernel across nodes")
         if self.network != "none" and self.broadcast not in ("none", "staged"):
             raise OperatorInputError(f"finished tiles of other nodes are staged, not {self.broadcast}")

@@ -30,7 +30,6 @@ from mkcompile.runtime.kernel_cache import compiled
 from mkcompile.runtime.kernel_config import BLOCK_K, GATHER_TILES, NUM_THREADS, KernelConfig
 from mkcompile.runtime.side_stream import SideStreams
 
-_HIGHEST_PRIORITY, _NON_BLOCKING = -5, 1
 _RASTER_GROUP = 4
 _MOST_THREADS = 512
 #: Bytes of one network message: long enough that its cost is small, and short beside a shard.
@@ -94,9 +93,9 @@ class MoverGrid:
         return 1 + self.own + self.relays
 
 
-def mover_grid(local_world: int, returned: bool, threads: int = _MOST_THREADS) -> MoverGrid:
+def mover_grid(local_world: int, returned: bool) -> MoverGrid:
     """What the ranks of a node need; alone on it a rank passes nothing on."""
-    return MoverGrid(relays=_RELAY_BLOCKS if local_world > 1 or returned else 0, threads=threads)
+    return MoverGrid(relays=_RELAY_BLOCKS if local_world > 1 or returned else 0)
 
 
 def network_group_rows(size: GatherSize, config: KernelConfig) -> int:

@@ -105,11 +105,6 @@ class NetworkShape:
         if not (0 <= self.node < self.nodes and 0 <= self.local < self.world <= MAX_WORLD):
             raise ValueError(f"no place on nodes: {self}")
 
-    @property
-    def rank(self) -> int:
-        """Number in the group."""
-        return self.node * self.world + self.local
-
     def rail_peer(self, node: int) -> int:
         """The rank with the same number on another node, as numbered in the group."""
         return node * self.world + self.local

@@ -177,4 +177,4 @@ def gather_from_plan(form: GatherForm, plan: Plan, max_grid: int) -> GatherChoic
         return push_choice(config, form.size, max_grid, form.returned)
     if plan.variant == "remote_read":
         return None if form.returned else read_choice(config, form.size, max_grid)
-    return engine_choice(config, form.size, max_grid, form.returned)
+    return engine_choice(config, form.size, max_grid)

@@ -30,7 +30,7 @@ _SMALLEST_BYTES = 64 << 20
 _SMALLEST_TILES = 16384
 # More than a region loses to alignment.
 _ROUNDING_BYTES = 1 << 16
-# Tiles in flight beyond the lag that a ring of slots must hold. Source: docs/decisions/102-reduce-scatter-order.md.
+# Tiles in flight beyond the lag that a ring of slots must hold. Source: docs/decisions/302-reduce-scatter-order.md.
 _WAVES_IN_FLIGHT = 2
 _NO_MEMORY = SymmetricBuffer(addresses=(), size_bytes=0)
 

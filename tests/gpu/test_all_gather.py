@@ -61,7 +61,7 @@ def choice_of(group: RankGroup, config: KernelConfig, size: GatherSize, variant:
         return read_choice(config, size, group.max_grid())
     if variant == "library":
         return library_choice(config, size)
-    return engine_choice(config, size, group.max_grid(), returned)
+    return engine_choice(config, size, group.max_grid())
 
 
 def run(

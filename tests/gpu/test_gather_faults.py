@@ -21,9 +21,7 @@ ENGINE = pytest.mark.parametrize("variant", ["copy_engine", "library"])
 
 def choice_of(group: RankGroup, variant: str) -> GatherChoice:
     """By either way."""
-    return (
-        library_choice(CONFIG, SIZE) if variant == "library" else engine_choice(CONFIG, SIZE, group.max_grid(), False)
-    )
+    return library_choice(CONFIG, SIZE) if variant == "library" else engine_choice(CONFIG, SIZE, group.max_grid())
 
 
 def word(workspace: torch.Tensor, offset_bytes: int) -> int:

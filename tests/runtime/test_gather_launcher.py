@@ -310,7 +310,7 @@ def test_few_rows_lie_together_and_many_apart() -> None:
     assert choose_gather(CONFIG, few, 128).schedule.order == TOGETHER
     many = GatherSize(segment_rows=4096, k=8192, n=(7168,), world=2)
     assert choose_gather(CONFIG, many, 128).schedule.order == APART
-    engine = engine_choice(CONFIG, many, 128, returned=False)
+    engine = engine_choice(CONFIG, many, 128)
     assert engine.schedule.by_engine and engine.us < 1.03 * 2 * 8192 * 7168 * 8192 / 750e6
     assert gather_schedule.choose_gather(CONFIG, many, 128).us <= engine.us
 

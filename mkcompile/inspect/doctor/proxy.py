@@ -8,13 +8,11 @@ import torch
 
 from mkcompile.errors import ProxyUnavailableError
 from mkcompile.inspect.doctor.check import Check
+from mkcompile.runtime.proxy.bootstrap import PREFERENCE
 from mkcompile.runtime.proxy.library import library
-from mkcompile.runtime.proxy.settings import Transport
 from mkcompile.runtime.proxy.trial import Trial, try_transport
 
 __all__ = ["Trial", "check", "check_of", "try_transports"]
-
-_TRIED: tuple[Transport, ...] = ("srd", "rc", "tcp")
 
 
 def try_transports() -> list[Trial]:
@@ -24,7 +22,7 @@ def try_transports() -> list[Trial]:
     """
     library()
     gpu = torch.device("cuda", 0) if torch.cuda.is_available() else None
-    return [try_transport(name, gpu) for name in _TRIED]
+    return [try_transport(name, gpu) for name in PREFERENCE]
 
 
 def check() -> Check:

@@ -39,11 +39,6 @@ class Work:
     steps: int = 1
 
 
-def operator_names() -> list[str]:
-    """Operators that can be called by size."""
-    return ["gemm_all_reduce", "gemm_reduce_scatter", "all_gather_gemm"]
-
-
 def traced(work: Work, rank: int, say: Say) -> list[RankTrace]:
     """Run it on this rank's device. Returns what was recorded, of which there is nothing where nothing was fused."""
     install(trace=True)
