@@ -9,6 +9,8 @@ from typing import Any
 
 from mkcompile.errors import CompileError, UnsupportedDeviceError
 
+_MISSING = "fused kernels need NVRTC: pip install 'cuda-bindings>=13,<14' 'nvidia-cuda-nvrtc>=13,<14'"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
@@ -43,9 +45,7 @@ def _nvrtc() -> Any:
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
-        raise UnsupportedDeviceError(
-            "fused kernels need NVRTC: pip install 'cuda-bindings>=13,<14' 'nvidia-cuda-nvrtc>=13,<14'"
-        ) from error
+        raise UnsupportedDeviceError(f"{_MISSING} ({error})") from error
     return nvrtc
 
 
@@ -59,10 +59,14 @@ def _check(nvrtc: Any, result: tuple[Any, ...]) -> Any:
 def version() -> str:
     """Version of NVRTC, `major.minor`.
 
-    Raises: UnsupportedDeviceError where NVRTC is not installed.
+    Raises: UnsupportedDeviceError where NVRTC, or its Python binding, is not installed.
     """
     nvrtc = _nvrtc()
-    major, minor = _check(nvrtc, nvrtc.nvrtcVersion())
+    try:
+        found = nvrtc.nvrtcVersion()
+    except RuntimeError as error:  # the binding looks for the library at its first call
+        raise UnsupportedDeviceError(f"{_MISSING} ({error})") from error
+    major, minor = _check(nvrtc, found)
     return f"{major}.{minor}"
 
 

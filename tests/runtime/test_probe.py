@@ -10,8 +10,10 @@ import torch
 import torch.distributed as dist
 
 from mkcompile.config import settings
+from mkcompile.inspect.doctor import software
 from mkcompile.plan import disk
 from mkcompile.plan.topology import Topology, preset
+from mkcompile.runtime import probe
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.probe import (
     DeviceFacts,
@@ -51,6 +53,18 @@ def test_alike_and_joined_ranks_may_launch() -> None:
 
 def test_facts_survive_the_store() -> None:
     assert DeviceFacts.from_json(facts(1).to_json()) == facts(1)
+
+
+def test_a_compiler_without_its_library_is_an_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The binding looks for it at its first call, and raises an error of its own."""
+    binding = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+
+    def find() -> None:
+        raise RuntimeError("no libnvrtc.so.13")
+
+    monkeypatch.setattr(binding, "nvrtcVersion", find)
+    assert all(text in probe._obstacle((9, 0)) for text in ("nvidia-cuda-nvrtc", "no libnvrtc.so.13"))
+    assert software.nvrtc().status == "missing"
 
 
 def test_all_pairs_without_peer_access_are_named() -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import torch
 
 from mkcompile.config import Settings, settings
+from mkcompile.errors import CompileError, UnsupportedDeviceError
 from mkcompile.inspect.doctor.check import Check, Section
 from mkcompile.inspect.doctor.machine import Machine
+from mkcompile.runtime.nvrtc import version as nvrtc_version
 
 OLDEST_TORCH = (2, 11)
 
@@ -103,17 +105,11 @@ def cuda(machine: Machine) -> Check:
 
 
 def nvrtc() -> Check:
-    """NVIDIA's run-time compiler through cuda-python."""
+    """NVIDIA's run-time compiler, as the kernels get it."""
     try:
-        from cuda.bindings import nvrtc as library
-
-        error, major, minor = library.nvrtcVersion()
-        found = f"{major}.{minor}" if int(error) == 0 else f"error {error}"
-        there = int(error) == 0
-    except ImportError as error:
-        found, there = f"not importable: {error}", False
-    except RuntimeError as error:
-        found, there = f"its library is missing: {error}", False
+        found, there = nvrtc_version(), True
+    except (UnsupportedDeviceError, CompileError) as error:
+        found, there = str(error), False
     return Check(
         name="NVRTC",
         status="ok" if there else "missing",
