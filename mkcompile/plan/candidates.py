@@ -98,7 +98,7 @@ def _reduction(site: Site, case: Case, variant: str, us: float, final: float) ->
     peers = max(1, site.problem.world_size - 1)
     panels = max(1, case.tile.columns // _PANEL_COLUMNS)
     plan = plan_of(site, case, variant, transport="multicast" if variant == "multicast" else "store")
-    pace_ns = 0 if link_bound else int(_PACED_SHARE * compute.tile_us * 1000 / panels)
+    pace_ns = 0 if link_bound or sent == 0 else int(_PACED_SHARE * compute.tile_us * 1000 / panels)
     plan = replace(plan, lag=max(1, ceil(lag_positions / peers)), pace_ns=pace_ns)
     return Candidate(plan=plan, seconds=us * 1e-6)
 
@@ -110,7 +110,7 @@ def _ffn(site: Site) -> Iterator[Candidate]:
         total_us = up.compute().total_us
         if site.problem.gathers:
             gathering = site.case(site.up_gemm(), tile, intra=_FFN_PUSH_BLOCKS)
-            total_us = cost.gather_us(gathering, copy_engine=False, num_chunks=0)
+            total_us = cost.gather_us(gathering)
         panel = replace(site.up_gemm(), m=min(site.problem.m, _FFN_PANEL_ROWS))
         before = Before(total_us=total_us, first_us=min(total_us, site.case(panel, tile).compute().total_us))
         us = cost.reduce_us(down, final=final, before=before)

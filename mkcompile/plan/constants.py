@@ -60,6 +60,7 @@ class Constants:
     tile_reduce_gbps: float
     proxy_us: float
     network_fraction: float
+    emulated_fraction: float
     across_fixed_us: float
     across_factor: float
     attention_fraction: float

@@ -22,6 +22,8 @@ KERNEL_DTYPES = ("bfloat16", "float16")
 MAX_TERMS = 4
 # The model is about 5 % off for large problems and 10 % for small ones: gains below that are not believed.
 MARGIN_FRACTION = 0.03
+# Over nodes NCCL is assumed, and our bytes and its bytes are taken to go equally fast.
+MARGIN_ACROSS_FRACTION = 0.05
 MARGIN_S = 1.5e-6
 TINY_BYTES = 256 << 10
 
@@ -172,7 +174,8 @@ def decide(problem: Problem, topology: Topology, policy: Policy = DEFAULT_POLICY
         missing = Refusal.NO_NETWORK_KERNEL if span.num_nodes > 1 else Refusal.NO_KERNEL
         return replace(base, refusal=missing, detail=problem.operator)
     behind_us = base.unfused_s * 1e6 - unfused_us(part, span, topology, constants()) if part is not problem else 0.0
-    return _weigh(base, replace(best, seconds=best.seconds + behind_us * 1e-6), policy)
+    margin = MARGIN_FRACTION if span.num_nodes == 1 else MARGIN_ACROSS_FRACTION
+    return _weigh(base, replace(best, seconds=best.seconds + behind_us * 1e-6), policy, margin)
 
 
 def part_of_kernels(problem: Problem) -> Problem:
@@ -195,10 +198,10 @@ def best_candidate(
     return min(allowed, key=lambda one: one.seconds, default=None)
 
 
-def _weigh(base: Decision, best: Candidate, policy: Policy) -> Decision:
+def _weigh(base: Decision, best: Candidate, policy: Policy, margin: float) -> Decision:
     # both are predictions: where they contradict each other the more careful one counts
     best = replace(best, seconds=max(best.seconds, base.ceiling_s))
-    gains = best.seconds < base.unfused_s * (1 - MARGIN_FRACTION) - MARGIN_S
+    gains = best.seconds < base.unfused_s * (1 - margin) - MARGIN_S
     if gains or policy.fuse == "always":
         return replace(base, plan=best.plan, fused_s=best.seconds)
     tiny = base.problem.sent_bytes < TINY_BYTES

@@ -41,6 +41,17 @@ class Machine:
         """Time on NVLink at a fraction of its data-sheet bandwidth."""
         return sent_bytes / (self.topology.nvlink_gbps * fraction) * 1e-3
 
+    @property
+    def network_fraction(self) -> float:
+        """What messages reach of the network's rate: the emulated one counts their bytes alone, a NIC the wire's."""
+        emulated = self.topology.transport == "emulated"
+        return self.constants.emulated_fraction if emulated else self.constants.network_fraction
+
+    @property
+    def trip_us(self) -> float:
+        """From a command of a kernel to the flag on the other node, beside the message's bytes."""
+        return self.constants.proxy_us + self.topology.nic_latency_us
+
     def push_fraction(self, blocks: int) -> float:
         """What so many blocks can push; each SM has a limit of its own."""
         return min(self.constants.push_fraction, blocks * self.constants.push_block_fraction)
@@ -107,21 +118,23 @@ class Case:
         return self.gemm.m * self.gemm.n * self.gemm.dtype_bytes
 
     def network_us(self, kind: str, tensor_bytes: float) -> float:
-        """Time on the network, 0 inside one node. A command's way through the host proxy comes on top, once."""
+        """Time on the network, 0 inside one node: the bytes, and the way of the messages that wait for each other. An
+        all-reduce's last finished tile follows the last partial; a gathered shard goes from node to node.
+        """
         sent = network_bytes(kind, tensor_bytes, self.span)
         if sent <= 0:
             return 0.0
-        constants = self.machine.constants
-        gbps = self.machine.topology.nic_gbps * constants.network_fraction
-        return constants.proxy_us + self.machine.topology.nic_latency_us + sent / gbps * 1e-3
+        trips = {"all_reduce": 2, "all_gather": self.span.num_nodes - 1}.get(kind, 1)
+        gbps = self.machine.topology.nic_gbps * self.machine.network_fraction
+        return trips * self.machine.trip_us + sent / gbps * 1e-3
 
 
 def links_us(nvlink_us: float, network_us: float, constants: Constants) -> float:
-    """Both links side by side. A launch that spans nodes gets less out of them than one that does not, and pays a fixed
-    time: taken from published kernels, nothing of it was measured here.
+    """One link alone takes its own time. Both side by side, where a node has several ranks, take longer than the longer
+    one, and a fixed time: taken from published kernels, nothing of it was measured here.
     """
-    if network_us == 0:
-        return nvlink_us
+    if min(nvlink_us, network_us) <= 0:
+        return nvlink_us + network_us
     return constants.across_fixed_us + constants.across_factor * max(nvlink_us, network_us)
 
 
@@ -153,41 +166,25 @@ def reduce_us(case: Case, *, final: float, before: Before | None = None, copy_ou
     last_wave = own_tiles * case.tile_bytes * (case.span.per_node - 1) * final
     drain = constants.flag_us * (2 if final > 0 else 1)
     drain += constants.drain_fraction * case.machine.link_us(last_wave, constants.push_fraction)
-    drain += 0.0 if network == 0 else constants.proxy_us + case.machine.topology.nic_latency_us
-    fill = constants.gemm_launch_us + before.first_us + constants.fill_fraction * compute.tile_us
+    drain += 0.0 if network == 0 else case.machine.trip_us
+    # a paced tile leaves during the next one; what goes by the network alone lies in own memory and is not paced
+    fill = constants.gemm_launch_us + before.first_us
+    fill += compute.tile_us * (constants.fill_fraction if case.span.per_node > 1 else 1.0)
     return smooth_max(busy + drain, fill + links_us(link, network, constants), constants)
 
 
-def gather_us(case: Case, *, copy_engine: bool, num_chunks: int) -> float:
-    """All-gather of [m, k] under the product: the own shard first, the others as they arrive.
-
-    `num_chunks`: flagged pieces that each GPU sends.
-    """
+def gather_us(case: Case) -> float:
+    """All-gather of [m, k] by blocks of the role, under the product: own rows first, the others as they come."""
     constants, machine = case.machine.constants, case.machine
     compute = case.compute()
     gathered = case.gemm.m * case.gemm.k * case.gemm.dtype_bytes
     crossing = gathered * (case.span.per_node - 1) / case.span.per_node
-    if copy_engine:
-        link = machine.link_us(crossing, constants.copy_engine_fraction)
-        link += constants.copy_engine_first_byte_us + num_chunks * constants.copy_engine_chunk_us
-        slowdown = constants.copy_engine_interference
-    else:
-        link = machine.link_us(crossing, machine.push_fraction(case.roles.intra))
-        slowdown = constants.push_interference
-    network = case.network_us("all_gather", gathered)
-    load = slowdown * link / max(link, compute.total_us)
+    link = machine.link_us(crossing, machine.push_fraction(case.roles.intra))
+    load = constants.push_interference * link / max(link, compute.total_us)
     busy = constants.gemm_launch_us + compute.total_us * (1 + load)
-    arrival = constants.gemm_launch_us + links_us(link, network, constants) + constants.flag_us + compute.tile_us
+    moving = links_us(link, case.network_us("all_gather", gathered), constants)
+    arrival = constants.gemm_launch_us + moving + constants.flag_us + compute.tile_us
     return smooth_max(busy, arrival, constants)
-
-
-def remote_read_us(case: Case) -> float:
-    """The producer reads the peers' shards over the link, once for each column strip."""
-    constants, machine = case.machine.constants, case.machine
-    compute = case.compute()
-    crossing = case.gemm.m * case.gemm.k * case.gemm.dtype_bytes * (case.span.per_node - 1) / case.span.per_node
-    link = machine.link_us(crossing * ceil(case.gemm.n / case.tile.columns), constants.remote_read_fraction)
-    return constants.gemm_launch_us + smooth_max(compute.total_us, link, constants) + constants.flag_us
 
 
 def on_chip_ffn_us(up: Case, down: Case, *, final: float) -> float:

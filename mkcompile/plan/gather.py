@@ -22,7 +22,8 @@ GATHER_TILES = tuple(
     )
 )  # fmt: skip
 LIBRARY_CHUNKS = (1,)
-_ACROSS_BLOCKS = 16
+# Blocks of the kernel that moves shards between nodes, and those of it that pass others' on (decision 322).
+_MOVER_BLOCKS, _RELAY_BLOCKS = 4, 8
 _PUSH_CHUNK_BYTES = 16 << 10  # an image
 _GROUP_ROWS = 128
 # Smaller chunks cost more than they bring forward. Source: benchmarks/results/2xh200/gather_sweep.jsonl.
@@ -144,6 +145,22 @@ class Gather:
         arrival = moving_us + flag_us + constants.gather_arrival_us + _ARRIVAL_TILES * self.tile_us(case)
         return constants.gemm_launch_us + cost.smooth_max(busy, arrival, constants)
 
+    def across(self, tile: Tile) -> Candidate:
+        """Over nodes, moved by a kernel on SMs of its own: one tile is left to do when the last rows have come."""
+        site, constants, one = self.site, self.site.machine.constants, self.site.problem
+        relays = _RELAY_BLOCKS if site.span.per_node > 1 or one.returns_gathered else 0
+        case = site.case(site.gemm(), tile, intra=_MOVER_BLOCKS + relays, positions=self.tiles(tile))
+        gathered = one.world_size * self.shard_bytes
+        inside = case.machine.link_us(gathered * (1 - 1 / site.span.per_node), constants.push_fraction)
+        moving = cost.links_us(inside, case.network_us("all_gather", gathered), constants)
+        waves = ceil(self.tiles(tile) / (self.most_blocks - case.roles.intra))
+        busy = waves * self.tile_us(case)
+        busy += constants.push_interference * min(busy, moving)
+        arrival = moving + constants.flag_us + constants.gather_arrival_us + self.tile_us(case)
+        us = constants.gemm_launch_us + cost.smooth_max(busy, arrival, constants)
+        plan = plan_of(site, case, "push", transport="store", chunk_bytes=_PUSH_CHUNK_BYTES)
+        return Candidate(plan=plan, seconds=us * 1e-6)
+
     def engine(self, tile: Tile) -> Candidate:
         """The copy engine pushes, in as many chunks as end soonest."""
         site, tiles, constants = self.site, self.tiles(tile), self.site.machine.constants
@@ -194,10 +211,10 @@ class Gather:
 
 def gather_candidates(site: Site) -> Iterator[Candidate]:
     """Every tile and every way, larger tiles first."""
-    if site.span.num_nodes > 1:
-        yield from _across(site)
-        return
     gather = Gather(site=site)
+    if site.span.num_nodes > 1:
+        yield from (gather.across(tile) for tile in GATHER_TILES)
+        return
     one = site.problem
     for tile in GATHER_TILES:
         yield gather.push(tile)
@@ -208,12 +225,3 @@ def gather_candidates(site: Site) -> Iterator[Candidate]:
     if not one.returns_gathered and one.dim == "rows" and one.outer == 1:
         for chunks in LIBRARY_CHUNKS:
             yield gather.library(chunks)
-
-
-def _across(site: Site) -> Iterator[Candidate]:
-    """Over nodes: assumed, as no kernel for that was measured."""
-    for tile in GATHER_TILES:
-        case = site.case(site.gemm(), tile, intra=_ACROSS_BLOCKS)
-        us = cost.gather_us(case, copy_engine=False, num_chunks=0)
-        plan = plan_of(site, case, "push", transport="store", chunk_bytes=_PUSH_CHUNK_BYTES)
-        yield Candidate(plan=plan, seconds=us * 1e-6)

@@ -12,7 +12,6 @@ from mkcompile.plan.gemm_cost import Gemm
 from mkcompile.plan.plan import Plan, Roles, Tile
 from mkcompile.plan.topology import Span, Topology
 
-_SEND, _RECEIVE, _INTRA_ACROSS = 4, 4, 8
 _SHARED_BYTES = 227 << 10
 _MAX_STAGES = 12
 
@@ -56,13 +55,10 @@ class Site:
 
     def case(self, gemm: Gemm, tile: Tile, intra: int = 0, positions: int = 0) -> Case:
         """The product with the SMs divided: as few compute blocks as keep the number of waves."""
-        across = self.span.num_nodes > 1
-        send, receive = (_SEND, _RECEIVE) if across else (0, 0)
-        intra = max(intra, _INTRA_ACROSS) if across else intra
-        limit = max(1, self.topology.gpu.num_sms - self.reserve_sms - intra - send - receive)
+        limit = max(1, self.topology.gpu.num_sms - self.reserve_sms - intra)
         tiles = positions or ceil(gemm.m / tile.rows) * ceil(gemm.n / tile.columns)
         compute = _even_grid(tiles, limit, self.problem.world_size)
-        roles = Roles(compute=compute, intra=intra, send=send, receive=receive)
+        roles = Roles(compute=compute, intra=intra)
         roles = replace(roles, reserve=self.topology.gpu.num_sms - roles.grid)
         return Case(gemm=gemm, span=self.span, tile=tile, roles=roles, machine=self.machine, positions=positions)
 
