@@ -28,6 +28,7 @@ from torch._inductor.codegen.custom_extern_kernel_codegen import CUSTOM_EXTERN_K
 from torch._inductor.utils import fresh_cache
 from torch.distributed._functional_collectives import all_reduce
 
+from benchmarks.by_turns import SharedPlatform
 from mkcompile import codegen
 from mkcompile.backend import mkernel
 from mkcompile.ops.groups import find
@@ -38,7 +39,6 @@ from mkcompile.runtime.dispatch import Dispatch
 from mkcompile.runtime.kernel import OPTIONS
 from mkcompile.runtime.launcher import Launcher
 from mkcompile.runtime.operation import Operation
-from tests.gpu.pair import SharedPlatform
 
 _BATCHES, _CALLS = 20, 100
 # Where ranks share a GPU a launch takes some of the driver's turns.

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from mkcompile.ops import registry
 from mkcompile.plan.topology import preset
-from mkcompile.runtime import machine, wiring
-from mkcompile.runtime.exchange import Exchange
+from mkcompile.runtime import wiring
 from mkcompile.runtime.platform import CudaPlatform
-from mkcompile.runtime.probe import Survey
 
-
-class SharedPlatform(CudaPlatform):
-    """Ranks on one GPU, which the driver lets run by turns: refused outside of trials."""
-
-    def survey(self, exchange: Exchange, device: torch.device) -> Survey:
-        """Collective."""
-        found = super().survey(exchange, device)
-        return replace(found, obstacle="") if "share a GPU" in found.obstacle else found
+from .. import by_turns
 
 
 @dataclass(slots=True)
@@ -31,13 +22,15 @@ class Tracer:
 
     platform: CudaPlatform | None = None
     _launcher: registry.Launcher | None = None
+    _collectives: torch.library.Library | None = None
 
     def install(self) -> None:
-        """Operator calls are given to kernels of the platform, which is planned as if each rank had a GPU of its own;
-        nothing is changed where that is CUDA's.
+        """Operator calls are given to kernels of the platform, and collectives go by turns, too; nothing is changed
+        where the platform is CUDA's. Collective.
         """
         if self.platform is not None:
-            machine._machine = lambda world_size: preset("2xh200")  # type: ignore[assignment]
+            by_turns.plan_as(preset("2xh200"))
+            self._collectives = by_turns.install(torch.device("cuda", torch.cuda.current_device()))
             wiring.install(platform=self.platform)
 
     @contextmanager

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from ..by_turns import SharedPlatform
 from . import results
 from .cells import Unit
 from .contenders import first_compilation
@@ -23,7 +24,7 @@ from .overlap import record
 from .plan import Place, Plan
 from .queue import Queue
 from .together import run_unit
-from .tracer import SharedPlatform, Tracer
+from .tracer import Tracer
 from .turn import Turn
 
 _GROUP_TIMEOUT_S = 300.0  # as long as others may hold the GPUs

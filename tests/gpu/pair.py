@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, fx
 from torch._inductor.compile_fx import compile_fx
 
+from benchmarks import by_turns
 from mkcompile.backend import inductor_patches, with_pass
 from mkcompile.config import Options
 from mkcompile.errors import PeerTimeoutError
@@ -27,7 +28,6 @@ from mkcompile.ops.registry import Call, Shortcut, set_launcher
 from mkcompile.passes.fusion_pass import FusionPass
 from mkcompile.passes.reason import Reason
 from mkcompile.plan.topology import preset
-from mkcompile.runtime import machine
 from mkcompile.runtime.agree import Agreement
 from mkcompile.runtime.dispatch import Dispatch
 from mkcompile.runtime.exchange import Exchange
@@ -35,22 +35,12 @@ from mkcompile.runtime.launcher import Launcher
 from mkcompile.runtime.network_choice import TCP_GBPS, transport_of_kernels
 from mkcompile.runtime.operation import Operation
 from mkcompile.runtime.platform import CudaPlatform
-from mkcompile.runtime.probe import Survey
 from mkcompile.runtime.workspace import Workspace
 from tests.gpu.truth import assert_close
 
 #: Reductions with a kernel.
 KERNELS = ("gemm_all_reduce", "gemm_reduce_scatter")
 _FUSED = (*KERNELS, "all_gather_gemm")
-
-
-class SharedPlatform(CudaPlatform):
-    """Ranks on one GPU, which the driver lets run by turns: refused outside of tests."""
-
-    def survey(self, exchange: Exchange, device: torch.device) -> Survey:
-        """Collective."""
-        found = super().survey(exchange, device)
-        return replace(found, obstacle="") if "share a GPU" in found.obstacle else found
 
 
 class CountingLauncher(Launcher):
@@ -108,6 +98,7 @@ class Pair:
     device: torch.device
     launcher: CountingLauncher
     shares_device: bool = False
+    collectives: torch.library.Library | None = None
     num_cases: int = 0
 
     @property
@@ -115,6 +106,11 @@ class Pair:
         """The name of the group of both ranks."""
         assert dist.group.WORLD is not None
         return dist.group.WORLD.group_name
+
+    @property
+    def platform(self) -> CudaPlatform | None:
+        """For launchers of a case's own; None for the launcher's own choice."""
+        return by_turns.SharedPlatform() if self.shares_device else None
 
     @property
     def on_gpu(self) -> bool:
@@ -192,14 +188,21 @@ def start(rank: int, world_size: int, rendezvous: Path, device_type: str, timeou
         **keywords,
     )
     torch.manual_seed(1000 + rank)
-    shares = device_type == "shared"
-    if shares:  # planned as if each rank had a GPU of its own, or the planner would see two nodes
+    shares, collectives = device_type == "shared", None
+    if shares:
         transport = transport_of_kernels()
-        node = replace(preset("2xh200"), transport=transport, nic_gbps=TCP_GBPS if transport == "tcp" else 0.0)
-        machine._machine = lambda world_size: node  # type: ignore[assignment]
-    launcher = CountingLauncher(SharedPlatform() if shares else None)
+        by_turns.plan_as(
+            replace(preset("2xh200"), transport=transport, nic_gbps=TCP_GBPS if transport == "tcp" else 0.0)
+        )
+        # memory of an expandable segment is mapped by no other process, and no case there has such a collective
+        expandable = "expandable_segments" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+        collectives = None if expandable else by_turns.install(device)
+    launcher = CountingLauncher(by_turns.SharedPlatform() if shares else None)
     set_launcher(Dispatch(Agreement(), launcher))
-    return Pair(rank=rank, world_size=world_size, device=device, launcher=launcher, shares_device=shares)
+    return Pair(
+        rank=rank, world_size=world_size, device=device, launcher=launcher, shares_device=shares,
+        collectives=collectives,
+    )  # fmt: skip
 
 
 def both_are_done(pair: Pair) -> bool:

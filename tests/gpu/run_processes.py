@@ -38,7 +38,7 @@ class Family:
 
     Units: seconds; `timeout_s` is the process group's. `may_die`: ranks that a case ends on purpose. `alone`: shares
     its processes with no other. `on_cpu`: cases that also run without GPUs, unfused. `needs_nccl`: which has one rank a
-    GPU. In `environment` "{rank}" stands for the rank.
+    GPU. `not_by_turns`: cases that judge times. In `environment` "{rank}" stands for the rank.
     """
 
     module: str
@@ -69,13 +69,11 @@ FAMILIES: dict[str, Family] = {
     "graphs": Family(
         module="tests.gpu.graph_cases",
         limit_s=120,
-        not_by_turns=("reduce_overhead", "compiled_step_captured", "planned_results_replayed"),
     ),
     "gather": Family(
         module="tests.gpu.gather_cases",
         limit_s=150,
         on_cpu=("rows",),
-        not_by_turns=("sequence_parallel", "sizes"),
     ),
     "operators": Family(
         module="tests.gpu.operator_cases",
@@ -260,6 +258,7 @@ def _end_with(parent: int) -> None:
 
 def run_rank(names: list[str], rank: int, device: str, folder: Path) -> None:
     """One of the two processes: all cases of the families, each result written as soon as it is there."""
+    faulthandler.enable()  # a crash is to say where
     faulthandler.register(signal.SIGUSR1, chain=True)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     timeout_s = FAMILIES[names[0]].timeout_s
