@@ -15,7 +15,7 @@ from mkcompile.ops.groups import find
 from mkcompile.plan.decide import Policy
 from mkcompile.plan.topology import Topology, preset
 from mkcompile.runtime.abi import MAX_WORLD
-from mkcompile.runtime.network_choice import TCP_GBPS, has_queues, transport_of_kernels
+from mkcompile.runtime.network_choice import has_queues, network_gbps, transport_of_kernels
 from mkcompile.runtime.probe import local_topology
 from mkcompile.runtime.published import Basis, Published, local, numbered
 from mkcompile.runtime.reserve import FEW_SMS
@@ -101,7 +101,7 @@ def _machine(world_size: int) -> Topology:
     num_nodes = -(-world_size // node.gpus_per_node)
     transport = transport_of_kernels()
     usable = transport if has_queues(transport, foreign_settings().device_queues) else ""
-    nic_gbps = TCP_GBPS if transport == "tcp" else node.nic_gbps
+    nic_gbps = network_gbps(transport) or node.nic_gbps
     return replace(node, transport=usable, nic_gbps=nic_gbps).reaching(num_nodes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mkcompile.config import settings
 from mkcompile.errors import OptionError
+from mkcompile.runtime.proxy.nic_choice import gbps_of_a_gpu
 from mkcompile.runtime.proxy.settings import Link, ProxyConfig
 
 #: What a single thread moves through sockets and pinned memory; an assumption, nothing was measured between machines.
@@ -27,6 +28,18 @@ def has_queues(transport: str, queues: int) -> bool:
     only once it is open.
     """
     return bool(transport) and queues >= QUEUES_FOR_PROXIES
+
+
+def network_gbps(transport: str) -> float:
+    """What the planner takes the network of a GPU for: the rate of its NIC, or of the emulated link. 0: nothing is
+    known. Units: GB/s. Raises: OptionError.
+    """
+    if transport in ("", "tcp"):
+        return TCP_GBPS if transport else 0.0
+    config = proxy_config(transport)
+    if transport == "emulated":
+        return config.link.bandwidth_gbps
+    return gbps_of_a_gpu(transport, [name for name in config.device.split(",") if name])
 
 
 def _link(gbps: str) -> Link:

@@ -11,6 +11,7 @@ import torch
 from mkcompile.errors import NoDeviceError
 from mkcompile.runtime.proxy import NicChoice, ProxyConfig, choose_nic, pci_address, with_nic
 from mkcompile.runtime.proxy.machine_tree import find_gpus
+from mkcompile.runtime.proxy.nic_choice import gbps_of_a_gpu
 from mkcompile.runtime.proxy.nics import find_nics
 
 GPU_CLASS, NIC_CLASS = "0x030200", "0x020700"
@@ -91,6 +92,16 @@ def test_a_nic_that_is_down_leaves_its_gpu_to_the_other_one(machine: Machine) ->
     state = machine.root / "class" / "infiniband" / "mlx5_5" / "ports" / "1" / "state"
     state.write_text("1: DOWN\n")
     assert machine.names() == ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx5_4", "mlx5_6", "mlx5_7"]
+
+
+def test_gpus_that_share_a_nic_share_its_rate(machine: Machine) -> None:
+    """The planner's rails: GB/s of the GPU that has least."""
+    big_machine(machine)
+    assert gbps_of_a_gpu("rc", root=machine.root) == 50
+    assert gbps_of_a_gpu("rc", ("mlx5_1", "mlx5_6"), machine.root) == 12.5
+    assert gbps_of_a_gpu("srd", root=machine.root) == 0
+    (machine.root / "class" / "infiniband" / "mlx5_5" / "ports" / "1" / "state").write_text("1: DOWN\n")
+    assert gbps_of_a_gpu("rc", root=machine.root) == 25
 
 
 def test_only_nics_that_are_named_are_chosen_among(machine: Machine) -> None:

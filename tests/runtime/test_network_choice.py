@@ -8,7 +8,7 @@ import pytest
 
 from mkcompile.config import settings
 from mkcompile.errors import OptionError
-from mkcompile.runtime.network_choice import has_queues, proxy_config, transport_of_kernels
+from mkcompile.runtime.network_choice import TCP_GBPS, has_queues, network_gbps, proxy_config, transport_of_kernels
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +46,12 @@ def test_the_emulated_link_takes_a_rate(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("MKCOMPILE_NETWORK", "emulated:fast")
     with pytest.raises(OptionError, match="GB/s"):
         proxy_config("emulated")
+
+
+@pytest.mark.parametrize(
+    ("given", "gbps"), [("auto", 0.0), ("tcp", TCP_GBPS), ("emulated", 0.0), ("emulated:25", 25.0), ("rc:no_such", 0.0)]
+)
+def test_the_planner_is_told_the_networks_rate(monkeypatch: pytest.MonkeyPatch, given: str, gbps: float) -> None:
+    """0: not known."""
+    monkeypatch.setenv("MKCOMPILE_NETWORK", given)
+    assert network_gbps(transport_of_kernels()) == gbps

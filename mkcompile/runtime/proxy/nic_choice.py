@@ -63,6 +63,18 @@ def choose_nic(gpu: str, transport: str, among: Sequence[str] = (), root: Path =
     return NicChoice(name=chosen.name, reason=_why(distance, nearest, place))
 
 
+def gbps_of_a_gpu(transport: str, among: Sequence[str] = (), root: Path = SYS) -> float:
+    """What this machine's NICs carry for each of its GPUs, where all of them send: of the GPU that has least. 0 where
+    no NIC speaks the transport. Units: GB/s.
+    """
+    try:
+        chosen = [choose_nic(one, transport, among, root).name for one in find_gpus(root)]
+    except NoDeviceError:
+        return 0.0
+    rates = {one.name: one.rate_gbps for one in _named(find_nics(root), among)}
+    return min((rates[name] / chosen.count(name) for name in chosen), default=0.0) / 8
+
+
 def is_name(name: str) -> bool:
     """Can a NIC be called so: "mlx5_0", or "mlx5_0/2" for its second port?"""
     return _NAME.fullmatch(name) is not None
