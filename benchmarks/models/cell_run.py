@@ -237,14 +237,19 @@ class CellRun:
             known: Row = {"operators": dict(counter.operators), "collectives_left": dict(counter.left)}
             if name == "mkernel":
                 known["arena_bytes"] = arena_bytes()
-            partial_row = any(f"{one}_ms" not in entry.row for one in self.passes) and entry.works
-            known |= {"unfinished": True} if partial_row and self.plan.times else {}
+            known |= {"unfinished": True} if entry.works and not self._is_whole(entry) else {}
             options = entry.contender.options
             known |= {"options": options} if name in ("mkernel", VARIANT) and options else {}
             found.append({**_identity(self.cell), "contender": name, **entry.row, **known})
             for which in self.passes:
                 entry.row.pop(f"{which}_profile", None)  # long, and written once
         return found
+
+    def _is_whole(self, entry: Entry) -> bool:
+        """Is everything in the row that the plan asks for?"""
+        if self.plan.checks_only:
+            return ("losses" if len(self.passes) > 1 else "checked") in entry.row
+        return not self.plan.times or all(f"{one}_ms" in entry.row for one in self.passes)
 
     def _traced(self, step: Step) -> list[trace.LaunchSummary]:
         """Our launches of one step, from their timelines. A graph has the kernels that it was captured with."""
@@ -334,10 +339,10 @@ def _measure(run: CellRun) -> None:
         run.turn.stop_compiling()
         for which in passes if not run.plan.compile_times else ():
             run.check(which)
-            if run.plan.times:
-                race(run, which)
-                if run.plan.looks_at(run.cell) or which != run.passes[-1]:
-                    run.publish(run.rows())
+            race(run, which)
+            more = run.plan.looks_at(run.cell) or which != run.passes[-1]
+            if more and (run.plan.times or run.plan.checks_only):
+                run.publish(run.rows())
             if run.plan.looks_at(run.cell):
                 run.look(which)
 
@@ -353,10 +358,12 @@ def _compile(run: CellRun, order: list[str], passes: tuple[str, ...]) -> None:
 
 
 def race(run: CellRun, which: str) -> None:
-    """Time a pass, after the 20 steps of training where the cell has them."""
-    if which == "fwdbwd" and run.cell.rows <= LOSS_ROWS and not run.cell.graphs:
+    """Time a pass, after the 20 steps of training where the cell has them; or do what the plan leaves of it."""
+    few = run.plan.times and run.cell.rows <= LOSS_ROWS and not run.cell.graphs
+    if which == "fwdbwd" and (few or run.plan.checks_only):
         run.losses()
-    run.time(which)
+    if run.plan.times:
+        run.time(which)
 
 
 def _identity(cell: Cell) -> Row:

@@ -38,8 +38,8 @@ CONTENDERS = ("eager", "inductor", "async_tp", "mkernel")
 #: Ours with other options, beside ours in the same cell, where it is asked for.
 VARIANT = "variant"
 #: Rows up to which a model in fp32 is the truth; above, eager alone is compared with.
-TRUTH_ROWS = 2048
-#: Rows up to which a cell also trains 20 steps.
+TRUTH_ROWS = 4096
+#: Rows up to which a cell that is timed also trains 20 steps.
 LOSS_ROWS = 512
 
 Key = tuple[str, str, int, int, str]

@@ -35,7 +35,7 @@ from .progress import Progress
 from .worker import Job, work
 
 WORLD_SIZE = 2
-#: `shared`: both ranks on one GPU, by turns: to try the benchmark itself, no measure of anything.
+#: `shared`: both ranks on one GPU, by turns: for checks, and no measure of any step's time.
 DEVICES = ("cpu", "cuda", "shared")
 _REHEARSED = Path("build/models.jsonl")
 _RESULTS = {"cuda": Path("benchmarks/results/2xh200/models.jsonl"), "cpu": _REHEARSED, "shared": _REHEARSED}
@@ -69,7 +69,8 @@ def main(argv: Sequence[str]) -> int:
     plan = Plan(
         contenders=wanted, device=device, budget_s=given.row_s, train=not given.forward_only,
         compile_times=given.compile_times, profile=given.profile, quiet=given.quiet,
-        timeline=given.timeline, together=given.together, options=dict(given.option), variant=dict(given.variant),
+        timeline=given.timeline, checks_only=given.checks_only, together=given.together,
+        options=dict(given.option), variant=dict(given.variant),
     )  # fmt: skip
     lanes = torch.cuda.device_count() // WORLD_SIZE if device == "cuda" else 1
     units = units_of(cells, given.together)
@@ -110,6 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--contender", choices=CONTENDERS, action="append", default=[], help="may be repeated")
     parser.add_argument("--device", choices=("auto", *DEVICES), default="auto")
     parser.add_argument("--forward-only", action="store_true", help="leave backward out")
+    checked = "values, gradients and 20 training steps of every cell, and no times"
+    parser.add_argument("--checks-only", action="store_true", help=checked)
     parser.add_argument("--compile-times", action="store_true", help="compile cold and warm, and time nothing else")
     parser.add_argument("--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="of ours")
     beside = "of ours once more, in turn with ours"
@@ -160,7 +163,7 @@ def _share_processors(pairs: int) -> None:
 
 def _common(commit: str, device: str) -> dict[str, Any]:
     gpu = "cpu" if device == "cpu" else torch.cuda.get_device_name()
-    gpu += ", shared by both ranks" if device == "shared" else ""
+    gpu = f"1 x {gpu}, two ranks by turns" if device == "shared" else gpu
     return {
         "world": WORLD_SIZE, "dtype": "bfloat16", "device": gpu, "torch": torch.__version__,
         "commit": commit or _git_commit(), "date": datetime.date.today().isoformat(),

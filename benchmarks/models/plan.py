@@ -28,8 +28,9 @@ class Plan:
     regular expression for the cells whose contenders' steps are looked at with torch's profiler, and ours with kernels
     that write their timelines; None for no cell. `quiet`: no pair compiles while another one times, so that every pair
     should have one cell only. `timeline`: kernels write their
-    timelines from the start, also into CUDA graphs; nothing is timed. `together`: one compilation for both modes of a
-    model and size. `options`: of our backend, `variant`: of the contender of that name.
+    timelines from the start, also into CUDA graphs; nothing is timed. `checks_only`: nothing is timed, and every cell
+    with a backward pass trains 20 steps. `together`: one compilation for both modes of a model and size. `options`: of
+    our backend, `variant`: of the contender of that name.
     """
 
     contenders: tuple[str, ...]
@@ -40,6 +41,7 @@ class Plan:
     profile: str | None
     quiet: bool
     timeline: bool = False
+    checks_only: bool = False
     together: bool = False
     options: dict[str, str] = field(default_factory=dict)
     variant: dict[str, str] = field(default_factory=dict)
@@ -51,7 +53,7 @@ class Plan:
     @property
     def times(self) -> bool:
         """Is a step timed?"""
-        return not self.timeline and not self.compile_times
+        return not (self.timeline or self.compile_times or self.checks_only)
 
 
 @dataclass(slots=True)

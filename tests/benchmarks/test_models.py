@@ -39,6 +39,19 @@ def test_a_cell_runs_and_is_not_measured_again(
     assert len(out.read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
+def test_checks_alone_train_and_time_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "checks.jsonl"
+    arguments = [*TINY, "--checks-only", "--contender", "eager", "--contender", "mkernel", "--out", str(out)]
+    assert command.main(arguments) == 0
+    ours = list(results.read(out).values())[1]
+    assert ours["contender"] == "mkernel" and ours["checked"] and "unfinished" not in ours
+    assert len(ours["losses"]) == 20 and ours["losses"][-1] < ours["losses"][0] and ours["losses_from_eager"] < 1e-2
+    assert "fwd_ms" not in ours and "fwdbwd_ms" not in ours
+    assert command.main(arguments) == 0
+    assert "0 of 1 cells" in capsys.readouterr().err
+
+
 def test_the_whole_grid_is_the_baselines() -> None:
     cells = Selection().cells("cuda")
     blocks = [cell for cell in cells if cell.trains]
