@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroup
-from torch.distributed.constants import default_pg_timeout
-from torch.distributed.distributed_c10d import _get_process_group_store
 
 from mkcompile.config import settings
 from mkcompile.errors import PlanMismatchError
 from mkcompile.ops.groups import find
+from mkcompile.runtime.exchange import group_timeout_s, is_alone, own_store
 
 # After one rank is known to differ: how long to look at the others, so that the error can name all that do.
 _GRACE_S = 2.0
@@ -32,10 +31,10 @@ _POLL_S = 0.02
 
 @dataclass(slots=True, kw_only=True)
 class _GroupState:
-    """What this process has agreed on with one group."""
+    """What this process has agreed on with one group; no `store` where there is nobody else."""
 
     group: weakref.ref[ProcessGroup]
-    store: Store
+    store: Store | None
     ranks: tuple[int, ...]
     rank: int
     timeout_s: float
@@ -67,8 +66,8 @@ class Agreement:
             state = self._state(group)
         with state.lock:
             if signature not in state.seen:
-                if len(state.ranks) > 1:
-                    _compare(state, group, plan)
+                if state.store is not None:
+                    _compare(state, state.store, group, plan)
                 state.seen.add(signature)
 
     def _state(self, name: str) -> _GroupState:
@@ -80,49 +79,34 @@ class Agreement:
         return state
 
     def _new_state(self, group: ProcessGroup) -> _GroupState:
-        # a fake group (graph tests, dry runs) has ranks that never come
-        ranks = () if dist.get_backend(group) == "fake" else tuple(dist.get_process_group_ranks(group))
-        rank = group.rank()
-        store: Store = PrefixStore("mkcompile/agree", _get_process_group_store(group))
-        if len(ranks) > 1:
-            # a store can outlive a group of the same name: each life counts by itself
-            store = PrefixStore(str(store.add(f"life/{rank}", 1)), store)
+        timeout_s = settings().timeout_s if self._timeout_s is None else self._timeout_s
         return _GroupState(
             group=weakref.ref(group),
-            store=store,
-            ranks=ranks,
-            rank=rank,
-            timeout_s=(settings().timeout_s if self._timeout_s is None else self._timeout_s) or _timeout_s(group),
+            store=None if is_alone(group) else own_store(group, "agree"),
+            ranks=tuple(dist.get_process_group_ranks(group)),
+            rank=group.rank(),
+            timeout_s=timeout_s or group_timeout_s(group),
         )
 
 
-def _timeout_s(group: ProcessGroup) -> float:
-    """The timeout that the group's collectives have; torch's default where its backend does not say."""
-    for device in group._device_types:
-        options = group._get_backend(device).options
-        if options is not None:
-            return options._timeout.total_seconds()
-    return default_pg_timeout.total_seconds()
-
-
-def _compare(state: _GroupState, group: str, plan: str) -> None:
+def _compare(state: _GroupState, store: Store, group: str, plan: str) -> None:
     number = state.launches
     state.launches += 1
-    state.store.set(_key(number, state.rank), plan)
+    store.set(_key(number, state.rank), plan)
     started = time.monotonic()
     deadline = started + state.timeout_s
     others: dict[int, str | None] = {}
     for peer in range(len(state.ranks)):
         if peer == state.rank:
             continue
-        others[peer] = _read(state.store, _key(number, peer), deadline)
+        others[peer] = _read(store, _key(number, peer), deadline)
         if others[peer] != plan:
             deadline = min(deadline, time.monotonic() + _GRACE_S)
     if any(other != plan for other in others.values()):
         raise PlanMismatchError(_message(state, group, number, plan, others, time.monotonic() - started))
     if number > 0:
         # all have written number n, so all have read number n - 1
-        state.store.delete_key(_key(number - 1, state.rank))
+        store.delete_key(_key(number - 1, state.rank))
 
 
 def _key(number: int, rank: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import _get_process_group_store
 
-from mkcompile.errors import PeerTimeoutError, WaitReport, WorkspaceError
+from mkcompile.errors import PeerTimeoutError, UnsupportedDeviceError, WaitReport, WorkspaceError
 
 
 def group_timeout_s(group: ProcessGroup) -> float:
@@ -25,8 +26,21 @@ def group_timeout_s(group: ProcessGroup) -> float:
     return default_pg_timeout.total_seconds()
 
 
+def own_store(group: ProcessGroup, topic: str) -> Store:
+    """A place in the group's store that no other part of the program uses, nor an earlier group of the same name, which
+    the store can have outlived: each life counts by itself.
+    """
+    store: Store = PrefixStore(f"mkcompile/{topic}", _get_process_group_store(group))
+    return PrefixStore(str(store.add(f"life/{group.rank()}", 1)), store)
+
+
+def is_alone(group: ProcessGroup) -> bool:
+    """Is there nobody to ask? A fake group's other ranks do not exist."""
+    return group.size() == 1 or dist.get_backend(group) == "fake"
+
+
 class Exchange:
-    """One group, as this rank sees it, and a place in its store that no other part of the program uses.
+    """One group, as this rank sees it, and a place in its store.
 
     `meeting` is held by the thread that takes several steps: the others take them in one order, too.
     """
@@ -37,9 +51,7 @@ class Exchange:
         self.rank = group.rank()
         self.ranks = tuple(dist.get_process_group_ranks(group))
         self.timeout_s = timeout_s or group_timeout_s(group)
-        store: Store = PrefixStore(f"mkcompile/{topic}", _get_process_group_store(group))
-        # a store can outlive a group of the same name: each life counts by itself
-        self._store: Store = PrefixStore(str(store.add(f"life/{self.rank}", 1)), store)
+        self._store = own_store(group, topic)
         self.meeting = threading.RLock()
         self._completed = 0
 
@@ -69,6 +81,21 @@ class Exchange:
             self._store.delete_key(f"{self._completed - 2}/{self.rank}")
         self._check_steps(step, [name for name, _ in said])
         return tuple(text for _, text in said)
+
+    def agree(self, step: str, failure: str, error: type[UnsupportedDeviceError | WorkspaceError], about: str) -> None:
+        """Either all ranks go on or none; `failure`: why this one can't, empty if it can. A collective.
+
+        Raises: `error` on all ranks, naming those that can't; as `gather`.
+        """
+        self.raise_failures(self.gather(step, failure), error, about)
+
+    def raise_failures(
+        self, failures: Sequence[str], error: type[UnsupportedDeviceError | WorkspaceError], about: str
+    ) -> None:
+        """Raises: `error` with what each rank's failure is, where one has any."""
+        failed = [f"rank {self.ranks[rank]}: {text}" for rank, text in enumerate(failures) if text]
+        if failed:
+            raise error(f"{about}: {'; '.join(failed)}")
 
     def _withdraw(self, keys: list[str]) -> list[int]:
         """Take back what this rank said. Returns the ranks that never came: all others where the store is gone.

@@ -119,7 +119,7 @@ class CudaLinks:
         except MkcompileError as error:
             failure = str(error)
         try:
-            _agree(exchange, failure)
+            exchange.agree("network: ready", failure, ProxyUnavailableError, "host proxy")
             assert brought is not None
             local, config = brought
             proxy = connect(group, local, config, exchange.timeout_s)
@@ -170,14 +170,6 @@ class CudaLinks:
         bounce_bytes = world_size * _BOUNCE_BYTES_A_PEER if self.transport == "tcp" else 0
         bounce = pinned.take(bounce_bytes) if bounce_bytes else 0
         return cuda_hooks(engine, bounce_base=bounce, bounce_bytes=bounce_bytes)
-
-
-def _agree(exchange: Exchange, failure: str) -> None:
-    """Either all ranks go on or none. Raises: ProxyUnavailableError, naming the ranks that can't."""
-    said = exchange.gather("network: ready", failure)
-    failed = [f"rank {exchange.ranks[rank]}: {text}" for rank, text in enumerate(said) if text]
-    if failed:
-        raise ProxyUnavailableError("host proxy: " + "; ".join(failed))
 
 
 def _close(proxy: Proxy, pinned: _Pinned) -> None:

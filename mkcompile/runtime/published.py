@@ -14,9 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import ProcessGroup
-from torch.distributed.distributed_c10d import _get_process_group_store
 
 from mkcompile.config import settings
 from mkcompile.plan.decide import Policy
@@ -26,7 +24,7 @@ from mkcompile.plan.placement import Placement
 from mkcompile.plan.publish import hear, say
 from mkcompile.plan.table import PlanTable
 from mkcompile.plan.topology import Topology
-from mkcompile.runtime.exchange import group_timeout_s
+from mkcompile.runtime.exchange import group_timeout_s, is_alone, own_store
 from mkcompile.runtime.node import node_name
 
 
@@ -89,24 +87,16 @@ class Published:
             self._told = [*((ref, one) for ref, one in self._told if ref() is not None), (weakref.ref(group), basis)]
 
 
-def is_alone(group: ProcessGroup) -> bool:
-    """Is there nobody to ask? A fake group's other ranks do not exist."""
-    return group.size() == 1 or dist.get_backend(group) == "fake"
-
-
 def numbered(topology: Topology, group: ProcessGroup) -> Placement:
     """How a group lies where the job's ranks fill the machine's nodes in order."""
     return Placement.of([topology.node_of(rank) for rank in dist.get_process_group_ranks(group)])
 
 
 def _ranks(group: ProcessGroup, topic: str) -> Ranks:
-    store: Store = PrefixStore(f"mkcompile/{topic}", _get_process_group_store(group))
-    # a store can outlive a group of the same name: each life counts by itself
-    life = str(store.add(f"life/{group.rank()}", 1))
     return Ranks(
         rank=group.rank(),
         world_size=group.size(),
-        store=PrefixStore(life, store),
+        store=own_store(group, topic),
         timeout_s=settings().timeout_s or group_timeout_s(group),
         name="plan",
     )

@@ -21,6 +21,8 @@ from mkcompile.errors import UnsupportedDeviceError, WorkspaceError
 from mkcompile.runtime.exchange import Exchange
 
 _Result = TypeVar("_Result")
+#: How errors about it begin.
+ABOUT = "symmetric memory"
 
 
 def _nothing() -> None:
@@ -156,7 +158,7 @@ def make_buffer(
         memory = backing.allocate(size_bytes, zeroed_bytes)
     except WorkspaceError as error:
         failure = str(error)
-    all_succeeded(exchange, WorkspaceError, exchange.gather(f"{step}: allocated", failure))
+    exchange.agree(f"{step}: allocated", failure, WorkspaceError, ABOUT)
     buffer = None
     with _in_turn(exchange, backing.handshakes, step):
         try:
@@ -164,7 +166,7 @@ def make_buffer(
             failure = _unmapped(exchange, buffer, reached or range(exchange.world_size))
         except UnsupportedDeviceError as error:
             failure = str(error)
-    all_succeeded(exchange, UnsupportedDeviceError, exchange.gather(f"{step}: connected", failure))
+    exchange.agree(f"{step}: connected", failure, UnsupportedDeviceError, ABOUT)
     assert buffer is not None
     return buffer
 
@@ -183,21 +185,11 @@ def _in_turn(exchange: Exchange, lock: threading.Lock | None, step: str) -> Iter
             if lock is not None and rank == exchange.rank:
                 is_held = lock.acquire(timeout=exchange.timeout_s / 2)
             failure = "" if is_held or rank != exchange.rank else "the handshake of another group does not end"
-            said = exchange.gather(f"{step}: turn of rank {exchange.ranks[rank]}", failure)
-            all_succeeded(exchange, WorkspaceError, said)
+            exchange.agree(f"{step}: turn of rank {exchange.ranks[rank]}", failure, WorkspaceError, ABOUT)
         yield
     finally:
         if lock is not None and is_held:
             lock.release()
-
-
-def all_succeeded(
-    exchange: Exchange, error: type[WorkspaceError | UnsupportedDeviceError], failures: tuple[str, ...]
-) -> None:
-    """Raises: `error`, which says what each rank's failure is, where one has any."""
-    failed = [f"rank {exchange.ranks[rank]}: {text}" for rank, text in enumerate(failures) if text]
-    if failed:
-        raise error("symmetric memory: " + "; ".join(failed))
 
 
 def _unmapped(exchange: Exchange, buffer: SymmetricBuffer, reached: Sequence[int]) -> str:

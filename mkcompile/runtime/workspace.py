@@ -20,7 +20,7 @@ from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.network_layout import wanted_region_bytes
 from mkcompile.runtime.network_link import GroupNetwork, NetworkLink
 from mkcompile.runtime.results import Results
-from mkcompile.runtime.symmetric import Backing, SymmetricBuffer, all_succeeded, make_buffer
+from mkcompile.runtime.symmetric import ABOUT, Backing, SymmetricBuffer, make_buffer
 from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule
 from mkcompile.runtime.workspace_layout import MAILBOX_BYTES, MAILBOX_SHARE, WorkspaceLayout
 
@@ -290,7 +290,7 @@ class GroupWorkspace:
             undo.callback(self.board.release, slot)
         except WorkspaceError as error:
             failure = str(error)
-        all_succeeded(self.exchange, WorkspaceError, self.exchange.gather(f"{step}: a place for reports", failure))
+        self.exchange.agree(f"{step}: a place for reports", failure, WorkspaceError, ABOUT)
         assert slot is not None
         return slot
 

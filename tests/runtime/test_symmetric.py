@@ -25,6 +25,7 @@ class Three:
     timeout_s: float = 0.01
     lock: threading.Lock = field(default_factory=threading.Lock)
     log: list[str] = field(default_factory=list)
+    agree, raise_failures = Exchange.agree, Exchange.raise_failures
 
     def gather(self, step: str, value: str) -> tuple[str, ...]:
         self.log.append(step.rpartition(": ")[2] + (", locked" if self.lock.locked() else ""))

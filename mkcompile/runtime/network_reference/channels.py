@@ -184,11 +184,11 @@ def _share_memory(exchange: Exchange, placement: Placement, size_bytes: int) -> 
             if rank != exchange.rank:
                 mapped[rank] = _map(Path(names[rank]), size_bytes)
     except (OSError, RuntimeError) as error:
-        problem = f"rank {exchange.ranks[exchange.rank]}: {error}"
-    problems = [text for text in exchange.gather("network: mapped", problem) if text]
-    own.unlink(missing_ok=True)
-    if problems:
-        raise ProxyUnavailableError(f"ranks of one node can't share memory: {'; '.join(problems)}")
+        problem = str(error)
+    try:
+        exchange.agree("network: mapped", problem, ProxyUnavailableError, "ranks of one node can't share memory")
+    finally:
+        own.unlink(missing_ok=True)
     return mapped
 
 

@@ -23,12 +23,11 @@ from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
 from mkcompile.ops.groups import find
 from mkcompile.ops.registry import Call
 from mkcompile.plan.placement import Placement
-from mkcompile.runtime.exchange import Exchange
+from mkcompile.runtime.exchange import Exchange, is_alone
 from mkcompile.runtime.network_reference import operators
 from mkcompile.runtime.network_reference.channels import open_channels
 from mkcompile.runtime.network_reference.movement import Place
 from mkcompile.runtime.node import node_name
-from mkcompile.runtime.published import is_alone
 
 _LOG = logging.getLogger(__name__)
 _NETWORKS = ("tcp", "rc", "srd", "unordered")

@@ -130,9 +130,7 @@ def _share(exchange: Exchange, step: str, failure: MkcompileError | None, value:
     if failure is not None:
         raise failure
     everyone = [json.loads(text) for text in said]
-    failed = [f"rank {exchange.ranks[rank]}: {one['failure']}" for rank, one in enumerate(everyone) if one["failure"]]
-    if failed:
-        raise ProxyUnavailableError("host proxy: " + "; ".join(failed))
+    exchange.raise_failures([one["failure"] for one in everyone], ProxyUnavailableError, "host proxy")
     return [one["value"] for one in everyone]
 
 
