@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from mkcompile.runtime import driver, network_abi
+from mkcompile.runtime import abi, driver, network_abi
 from mkcompile.runtime.kernel import OPTIONS
 from mkcompile.runtime.kernel_cache import compiled
 from tests.gpu.network_ranks import NodeGroup
@@ -146,7 +146,8 @@ class Unfused:
         return flat.view(torch.bfloat16).view(rows, self.n)
 
     def _arguments(self, rank: int) -> network_abi.NetworkLaunchArguments:
-        packed, peers, layout = network_abi.new_arguments(), self.group.peers(rank), self.group.layout
+        packed = abi.aligned_block(network_abi.NetworkLaunchArguments)
+        peers, layout = self.group.peers(rank), self.group.layout
         table, net = peers.network, packed.net
         assert table is not None
         packed.rank, packed.world, packed.workspace[0] = 0, 1, peers.workspaces[0]

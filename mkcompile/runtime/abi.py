@@ -6,6 +6,9 @@ Every compiled kernel carries the assertions, so a mirror that has drifted is a 
 from __future__ import annotations
 
 import ctypes
+from typing import TypeVar
+
+_Mirror = TypeVar("_Mirror", bound=ctypes.Structure)
 
 MAX_WORLD = 16
 MAX_TERMS = 4
@@ -138,14 +141,27 @@ class TraceLaneHeader(ctypes.Structure):
     _fields_ = (("written", ctypes.c_uint64), ("reserved", ctypes.c_uint64 * 3))
 
 
-def new_arguments() -> KernelArguments:
+def aligned_block(mirror: type[_Mirror]) -> _Mirror:
     """A zeroed block that lies as the driver wants tensor maps, which come first in it and are whole multiples.
 
     Behind it there is room for the padding, which the driver reads, too.
     """
-    size = padded_size(KernelArguments)
-    storage = (ctypes.c_char * (size + MAP_ALIGNMENT_BYTES))()
-    return KernelArguments.from_buffer(storage, -ctypes.addressof(storage) % MAP_ALIGNMENT_BYTES)
+    storage = (ctypes.c_char * (padded_size(mirror) + MAP_ALIGNMENT_BYTES))()
+    return mirror.from_buffer(storage, -ctypes.addressof(storage) % MAP_ALIGNMENT_BYTES)
+
+
+def padded_size(mirror: type[ctypes.Structure]) -> int:
+    """Size on the device of what holds tensor maps: padded to their alignment."""
+    return -(-ctypes.sizeof(mirror) // MAP_ALIGNMENT_BYTES) * MAP_ALIGNMENT_BYTES
+
+
+def offset_assertions(name: str, mirror: type[ctypes.Structure], place: str = "", base: int = 0) -> list[str]:
+    """C++ text: each field of a mirror lies where the device has it; `place`, `base`: of the mirror in `name`."""
+    # NVRTC has no offsetof; this is the front end's own constant form of it.
+    return [
+        f"static_assert(__INTADDR__(&((mk::{name}*)0)->{place}{field}) == {base + getattr(mirror, field).offset});"
+        for field, *_ in mirror._fields_
+    ]
 
 
 _MIRRORS: tuple[tuple[str, type[ctypes.Structure]], ...] = (
@@ -157,12 +173,6 @@ _MIRRORS: tuple[tuple[str, type[ctypes.Structure]], ...] = (
 )
 
 
-def padded_size(structure: type[ctypes.Structure]) -> int:
-    """Size on the device, where LaunchArguments is padded to the alignment of its tensor maps."""
-    size = ctypes.sizeof(structure)
-    return -(-size // 64) * 64 if structure is KernelArguments else size
-
-
 def assertions() -> str:
     """C++ text that fails to compile unless every mirror has the device's size and offsets."""
     lines = [
@@ -172,9 +182,6 @@ def assertions() -> str:
         f"static_assert(mk::kTraceRoles == {len(TRACE_ROLES)} && mk::kTraceLanes == {len(TRACE_LANES)});",
     ]
     for name, mirror in _MIRRORS:
-        lines.append(f"static_assert(sizeof(mk::{name}) == {padded_size(mirror)});")
-        for field in mirror._fields_:
-            offset = getattr(mirror, field[0]).offset
-            # NVRTC has no offsetof; this is the front end's own constant form of it.
-            lines.append(f"static_assert(__INTADDR__(&((mk::{name}*)0)->{field[0]}) == {offset});")
+        size = padded_size(mirror) if mirror is KernelArguments else ctypes.sizeof(mirror)
+        lines += [f"static_assert(sizeof(mk::{name}) == {size});", *offset_assertions(name, mirror)]
     return "\n".join(lines) + "\n"

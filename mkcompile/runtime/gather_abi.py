@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from mkcompile.runtime.abi import MAP_ALIGNMENT_BYTES, TENSOR_MAP_BYTES
+from mkcompile.runtime.abi import TENSOR_MAP_BYTES, offset_assertions, padded_size
 
 MAX_WEIGHTS = 4
 CHUNK_BYTES = 16384
@@ -41,25 +41,12 @@ class GatherArguments(ctypes.Structure):
 OUT_OFFSET, GATHERED_OFFSET = GatherArguments.out.offset, GatherArguments.gathered.offset
 
 
-def new_arguments() -> GatherArguments:
-    """A zeroed block that lies as the driver wants tensor maps, with room for the padding, which it reads, too."""
-    storage = (ctypes.c_char * (_padded_size() + MAP_ALIGNMENT_BYTES))()
-    return GatherArguments.from_buffer(storage, -ctypes.addressof(storage) % MAP_ALIGNMENT_BYTES)
-
-
-def _padded_size() -> int:
-    """Size on the device."""
-    return -(-ctypes.sizeof(GatherArguments) // MAP_ALIGNMENT_BYTES) * MAP_ALIGNMENT_BYTES
-
-
 def assertions() -> str:
     """C++ text that fails to compile unless the mirror has the device's size and offsets."""
-    size = _padded_size()
+    size = padded_size(GatherArguments)
     lines = [
         f"static_assert(sizeof(mk::GatherArguments) == {size} && sizeof(mk::TensorMap) == {TENSOR_MAP_BYTES});",
         f"static_assert(mk::kMaxWeights == {MAX_WEIGHTS});",
+        *offset_assertions("GatherArguments", GatherArguments),
     ]
-    for field in GatherArguments._fields_:
-        offset = getattr(GatherArguments, field[0]).offset
-        lines.append(f"static_assert(__INTADDR__(&((mk::GatherArguments*)0)->{field[0]}) == {offset});")
     return "\n".join(lines) + "\n"

@@ -276,7 +276,7 @@ def argument_words(
     launch: GatherLaunch, kernel: str
 ) -> tuple[abi.KernelArguments, gather_abi.GatherArguments, LaunchIdentity]:
     """Argument blocks without tensor maps, and what the launch is: all that its ranks must share, in `kernel` too."""
-    packed, gather = abi.new_arguments(), gather_abi.new_arguments()
+    packed, gather = abi.aligned_block(abi.KernelArguments), abi.aligned_block(gather_abi.GatherArguments)
     fill_words(packed, gather, launch)
     size, schedule = launch.size, launch.schedule
     # A block fetches what the same block of a peer has laid ready; every part is waited for.
@@ -343,7 +343,7 @@ class PreparedGather:
         twin._kernel, twin._attributes, twin.identity = self._kernel, self._attributes, self.identity
         config = driver.LaunchConfig.from_buffer_copy(self._config)
         config.stream = 0
-        twin._take(abi.new_arguments(), gather_abi.new_arguments(), config)
+        twin._take(abi.aligned_block(abi.KernelArguments), abi.aligned_block(gather_abi.GatherArguments), config)
         packed, gather = ctypes.addressof(twin._packed), ctypes.addressof(twin._gather)
         ctypes.memmove(packed, ctypes.addressof(self._packed), ctypes.sizeof(self._packed))
         ctypes.memmove(gather, ctypes.addressof(self._gather), ctypes.sizeof(self._gather))

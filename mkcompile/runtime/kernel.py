@@ -242,7 +242,7 @@ def _fill_peers(packed: abi.KernelArguments, config: KernelConfig, arguments: La
 
 
 def _new_arguments(config: KernelConfig) -> abi.KernelArguments:
-    return abi.new_arguments() if config.network == "none" else network_abi.new_arguments()
+    return abi.aligned_block(abi.KernelArguments if config.network == "none" else network_abi.NetworkLaunchArguments)
 
 
 def _fill_network(packed: network_abi.NetworkLaunchArguments, config: KernelConfig, arguments: LaunchArguments) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 
 from mkcompile.runtime.abi import (
-    MAP_ALIGNMENT_BYTES,
     MAX_NODES,
     NETWORK_HEADER_BYTES,
     NUM_NETWORK_FLAG_KINDS,
     KernelArguments,
+    offset_assertions,
     padded_size,
 )
 
@@ -65,31 +65,17 @@ class NetworkLaunchArguments(KernelArguments):
     )
 
 
-def new_arguments() -> NetworkLaunchArguments:
-    """A zeroed block that lies as the driver wants tensor maps, with room for the padding, which it reads, too."""
-    storage = (ctypes.c_char * (_padded_size() + MAP_ALIGNMENT_BYTES))()
-    return NetworkLaunchArguments.from_buffer(storage, -ctypes.addressof(storage) % MAP_ALIGNMENT_BYTES)
-
-
-def _padded_size() -> int:
-    return -(-ctypes.sizeof(NetworkLaunchArguments) // MAP_ALIGNMENT_BYTES) * MAP_ALIGNMENT_BYTES
-
-
 def assertions() -> str:
     """C++ text that fails to compile unless the mirrors have the device's sizes and offsets."""
+    size, base = padded_size(NetworkLaunchArguments), NetworkLaunchArguments.net.offset
     lines = [
-        f"static_assert(sizeof(mk::NetworkLaunchArguments) == {_padded_size()} && mk::kMaxNodes == {MAX_NODES});",
+        f"static_assert(sizeof(mk::NetworkLaunchArguments) == {size} && mk::kMaxNodes == {MAX_NODES});",
         f"static_assert(sizeof(mk::NetworkHeader) == {NETWORK_HEADER_BYTES});",
         f"static_assert(mk::kNetFlagKinds == {NUM_NETWORK_FLAG_KINDS});",
         f"static_assert(sizeof(mk::Command) == {COMMAND_BYTES} && sizeof(mk::RingControl) == {RING_CONTROL_BYTES});",
         f"static_assert(mk::kNetworkEntryOffset == {NetworkHeader.entry.offset});",
         f"static_assert(mk::kNetworkEnteredOffset == {NetworkHeader.entered.offset});",
+        *offset_assertions("NetworkHeader", NetworkHeader),
+        *offset_assertions("NetworkLaunchArguments", NetworkArguments, "net.", base),
     ]
-    base = NetworkLaunchArguments.net.offset
-    for name, *_ in NetworkHeader._fields_:
-        offset = getattr(NetworkHeader, name).offset
-        lines.append(f"static_assert(__INTADDR__(&((mk::NetworkHeader*)0)->{name}) == {offset});")
-    for name, *_ in NetworkArguments._fields_:
-        offset = base + getattr(NetworkArguments, name).offset
-        lines.append(f"static_assert(__INTADDR__(&((mk::NetworkLaunchArguments*)0)->net.{name}) == {offset});")
     return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ from functools import cache
 from math import ceil
 
 from mkcompile.errors import OperatorInputError, WorkspaceError
-from mkcompile.runtime import driver, gather_abi, network_abi, nvrtc, tensor_map
+from mkcompile.runtime import abi, driver, gather_abi, network_abi, nvrtc, tensor_map
 from mkcompile.runtime.chain import StreamOperations
 from mkcompile.runtime.gather_abi import ENGINE_COPIES
 from mkcompile.runtime.gather_launch import (
@@ -181,7 +181,8 @@ class PreparedNetworkGather:
     def __init__(self, kernel: LoadedKernel, device: MoverDevice, launch: GatherLaunch, mover: MoverGrid) -> None:
         config, size = kernel.config, launch.size
         _check(config, launch, mover)
-        packed, gather = network_abi.new_arguments(), gather_abi.new_arguments()
+        packed = abi.aligned_block(network_abi.NetworkLaunchArguments)
+        gather = abi.aligned_block(gather_abi.GatherArguments)
         plain = replace(launch, result=0)  # the mover returns the gathered tensor, by ordinary stores
         fill_words(packed, gather, plain)
         fill_maps(packed, gather, config, plain)

@@ -163,7 +163,7 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
 
 def test_recorder_marks_launches_by_what_they_are() -> None:
     recorder = Recorder(device=torch.device("cpu"), num_blocks=2, records=4)
-    packed = [abi.new_arguments() for _ in range(3)]
+    packed = [abi.aligned_block(abi.KernelArguments) for _ in range(3)]
     for one, text in zip(packed, ("a", "b", "a"), strict=True):
         recorder.stamp(one, text, (0, 1))
     assert [one.trace_launch for one in packed] == [0, 1, 0]
