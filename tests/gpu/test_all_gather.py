@@ -23,6 +23,7 @@ from mkcompile.runtime.gather_schedule import (
 from mkcompile.runtime.kernel_config import KernelConfig
 
 from .gather_calls import Call, Engines, run_back_to_back
+from .marks import ONE_AND_TWO_GPUS
 from .ranks import TORCH_DTYPES, RankGroup, nan_outputs, random_input
 from .truth import assert_bitwise, summed
 
@@ -257,11 +258,11 @@ def test_graph_replays_with_changed_inputs(variant: str) -> None:
         call.check(True, f"replay {replay}")
 
 
-@pytest.mark.gpu2
+@ONE_AND_TWO_GPUS
 @pytest.mark.parametrize("variant", ["push", "remote_read", "copy_engine", "library"])
 @pytest.mark.parametrize("late", [[], [0], [1]], ids=str)
-def test_two_gpus(late: list[int], variant: str) -> None:
+def test_two_ranks(late: list[int], variant: str, devices: tuple[int, ...]) -> None:
     returned = variant in ("push", "copy_engine")
     size = rows_of(2048, 2, (2048,), 1024)
-    run((0, 1), config_of(), size, variant=variant, epochs=5, late=late, returned=returned)
-    run((0, 1), config_of((128, 128)), rows_of(999, 2, (1032,), 328), variant=variant, epochs=5, late=late)
+    run(devices, config_of(), size, variant=variant, epochs=5, late=late, returned=returned)
+    run(devices, config_of((128, 128)), rows_of(999, 2, (1032,), 328), variant=variant, epochs=5, late=late)

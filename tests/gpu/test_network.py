@@ -11,6 +11,7 @@ from mkcompile.errors import LaunchMismatchError, PeerTimeoutError, ProxyUnavail
 from mkcompile.runtime.kernel_config import KernelConfig
 
 from .broken_kernels import NO_NETWORK_WAIT
+from .marks import NODES_ON_ONE_AND_TWO_GPUS
 from .network_ranks import FAST, LINK_50, SHUFFLED_50, SLOW_SHUFFLED, NodeGroup, node_group
 from .ranks import nan_outputs, random_input
 from .test_negative_controls import load_broken
@@ -183,11 +184,10 @@ def test_without_network_waits_missing_chunks_are_noticed(operator: str, broadca
         proxy.close(0.5)
 
 
-@pytest.mark.gpu2
 @OPERATORS
 @pytest.mark.parametrize("link", [LINK_50, SHUFFLED_50], ids=["in_order", "shuffled"])
-@pytest.mark.parametrize(("devices", "nodes"), [((0, 1), 2), ((0, 0, 1, 1), 2), ((0, 1, 0, 1), 2)], ids=str)
-def test_two_gpus(operator: str, broadcast: str, link: object, devices: Sequence[int], nodes: int) -> None:
+@NODES_ON_ONE_AND_TWO_GPUS
+def test_large_products(operator: str, broadcast: str, link: object, devices: Sequence[int], nodes: int) -> None:
     with node_group(devices, nodes, link, arena_bytes=300 << 20) as group:  # type: ignore[arg-type]
         check(group, config_of(group, operator, broadcast), 4096, 4096, 1024, epochs=4)
         for late in range(group.world):

@@ -13,6 +13,7 @@ from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.proxy import Link
 
 from .broken_kernels import NO_CHUNK_WAIT
+from .marks import NODES_ON_ONE_AND_TWO_GPUS
 from .network_gather_calls import Movers, config_of, make_call
 from .network_ranks import FAST, LINK_50, SHUFFLED_50, SLOW_SHUFFLED, NodeGroup, node_group
 from .ranks import nan_outputs, random_input
@@ -190,10 +191,9 @@ def test_rows_that_are_not_waited_for_are_noticed() -> None:
         proxy.close(0.5)
 
 
-@pytest.mark.gpu2
 @pytest.mark.parametrize("link", [LINK_50, SHUFFLED_50], ids=["in_order", "shuffled"])
-@pytest.mark.parametrize(("devices", "nodes"), [((0, 1), 2), ((0, 0, 1, 1), 2), ((0, 1, 0, 1), 2)], ids=str)
-def test_two_gpus(link: Link, devices: Sequence[int], nodes: int) -> None:
+@NODES_ON_ONE_AND_TWO_GPUS
+def test_large_products(link: Link, devices: Sequence[int], nodes: int) -> None:
     with node_group(devices, nodes, link, arena_bytes=300 << 20) as group:
         movers, world = Movers.of(group), group.world
         check(group, movers, config_of(group), GatherSize(segment_rows=2048, k=4096, n=(1024,), world=world), epochs=4)

@@ -11,6 +11,7 @@ from mkcompile.runtime.gather_schedule import pull_choice
 from mkcompile.runtime.kernel_config import KernelConfig
 
 from .gather_calls import Call, run_back_to_back
+from .marks import ONE_AND_TWO_GPUS
 from .test_all_gather import WORLDS, choice_of, config_of, group_of, rows_of
 
 
@@ -42,14 +43,14 @@ def test_rows_of_a_late_peer_are_waited_for(late: int) -> None:
     run_pulled((0, 0), config_of(), rows_of(1536, 2), late=[late], epochs=5)
 
 
-@pytest.mark.gpu2
+@ONE_AND_TWO_GPUS
 @pytest.mark.parametrize("late", [[], [0], [1]], ids=str)
-def test_rows_are_fetched_on_two_gpus(late: list[int]) -> None:
-    run_pulled((0, 1), config_of((128, 160)), rows_of(2048, 2, (2048,), 1024), epochs=6, late=late)
-    run_pulled((0, 1), config_of((128, 128)), rows_of(999, 2, (1032,), 328), epochs=6, late=late)
+def test_rows_are_fetched_by_two_ranks(late: list[int], devices: tuple[int, ...]) -> None:
+    run_pulled(devices, config_of((128, 160)), rows_of(2048, 2, (2048,), 1024), epochs=6, late=late)
+    run_pulled(devices, config_of((128, 128)), rows_of(999, 2, (1032,), 328), epochs=6, late=late)
 
 
-@pytest.mark.parametrize("devices", [(0, 0), pytest.param((0, 1), marks=pytest.mark.gpu2)], ids=str)
+@ONE_AND_TWO_GPUS
 def test_a_peer_that_pushes_in_its_next_launch_raises_no_flag_of_fetched_rows(devices: tuple[int, ...]) -> None:
     group, size, config = group_of(devices), rows_of(1920, 2, (520,), 4096), config_of((128, 128))
     choices = [pull_choice(config, size, group.max_grid()), choice_of(group, config, size, "push", False)] * 3

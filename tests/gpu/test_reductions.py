@@ -11,6 +11,7 @@ import torch
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.tile_schedule import TileSchedule
 
+from .marks import ONE_AND_TWO_GPUS
 from .ranks import RankGroup, RankInput, nan_outputs, random_input
 from .truth import assert_bitwise, assert_close, summed
 
@@ -206,18 +207,18 @@ def test_graph_replays_with_changed_inputs(operator: str, broadcast: str) -> Non
     check_replays(group_of((0, 0)), config_of(operator, broadcast), 512, 520, 264, replays=10)
 
 
-@pytest.mark.gpu2
+@ONE_AND_TWO_GPUS
 @BOTH
 @pytest.mark.parametrize("late", [[], [0], [1]], ids=str)
-def test_two_gpus(operator: str, broadcast: str, late: list[int]) -> None:
-    group = group_of((0, 1))
+def test_two_ranks(operator: str, broadcast: str, late: list[int], devices: tuple[int, ...]) -> None:
+    group = group_of(devices)
     check(group, config_of(operator, broadcast), 4096, 2048, 1024, epochs=5, late=late)
     check(group, config_of(operator, broadcast, (128, 128)), 2 * 999, 1032, 328, epochs=5, late=late)
 
 
-@pytest.mark.gpu2
+@ONE_AND_TWO_GPUS
 @BOTH
-def test_two_gpus_model_sizes(operator: str, broadcast: str) -> None:
-    group = RankGroup((0, 1), arena_bytes=600 << 20)
+def test_model_sizes(operator: str, broadcast: str, devices: tuple[int, ...]) -> None:
+    group = RankGroup(devices, arena_bytes=600 << 20)
     check(group, config_of(operator, broadcast), 8192, 8192, 1024, epochs=4)
     check(group, config_of(operator, broadcast), 4097 * 2, 4096, 1032, epochs=4)
