@@ -14,7 +14,7 @@ from mkcompile.errors import OperatorInputError, WorkspaceError
 from mkcompile.runtime import abi, driver, gather_abi, tensor_map
 from mkcompile.runtime.gather_abi import APART, BLOCKS_PULL, BLOCKS_PUSH, COLUMNS, ENGINE_COPIES, PEERS_READ, TOGETHER
 from mkcompile.runtime.identity import LaunchIdentity
-from mkcompile.runtime.kernel import LoadedKernel, PeerTable
+from mkcompile.runtime.kernel import LoadedKernel, PeerTable, fill_workspaces, map_of_weight
 from mkcompile.runtime.kernel_config import BLOCK_K, NUM_THREADS, KernelConfig
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.trace.record import Recorder
@@ -221,7 +221,7 @@ def fill_maps(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, c
         gathered_map = tensor_map.encode(launch.result, config.dtype, runs, strides, (*box_a, 1), 128)
         ctypes.memmove(gather.gathered, gathered_map, len(gathered_map))
     for i, (weight, out) in enumerate(zip(launch.weights, launch.outs, strict=True)):
-        weight_map = _weight_map(config, weight, size.inner, out.columns)
+        weight_map = map_of_weight(config, weight)
         ctypes.memmove(packed.weight[i], weight_map, len(weight_map))
         out_map = tensor_map.encode(
             out.pointer, config.dtype, (out.columns, run_rows, size.rows // run_rows),
@@ -239,31 +239,19 @@ def _fill_stream_maps(packed: abi.KernelArguments, gather: gather_abi.GatherArgu
         region = launch.peers.workspaces[launch.peers.rank] + layout.region_offset + parity * layout.region_bytes
         rows_map = tensor_map.encode(region, config.dtype, (size.k, size.rows), (size.k,), box, 128)
         ctypes.memmove(gather.arena[parity], rows_map, len(rows_map))
-    weight_map = _weight_map(config, weight, size.inner, out.columns)
+    weight_map = map_of_weight(config, weight)
     ctypes.memmove(packed.weight[0], weight_map, len(weight_map))
     packed.n, packed.bias = out.columns, launch.biases[0]
     packed.out_address, packed.out_stride = out.pointer, out.stride
 
 
-def _weight_map(config: KernelConfig, weight: Matrix, k: int, n: int) -> bytes:
-    sizes, box = ((k, n), (BLOCK_K, config.block_n)) if config.weight_layout == "nk" else (
-        (n, k), (config.panel_n, BLOCK_K)
-    )  # fmt: skip
-    return tensor_map.encode(weight.pointer, config.dtype, sizes, (weight.stride,), box, min(128, box[0] * 2))
-
-
 def fill_words(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, launch: GatherLaunch) -> None:
     """All else that is not an identity."""
-    size, schedule, peers = launch.size, launch.schedule, launch.peers
+    size, schedule = launch.size, launch.schedule
     packed.m, packed.k[0], packed.terms, packed.scale = size.rows, size.k, 1, 1.0
     packed.segments, packed.segment_rows = size.segments, size.segment_rows
     packed.raster_group = schedule.raster_group
-    packed.rank, packed.world = peers.rank, size.world
-    for rank, address in enumerate(peers.workspaces):
-        packed.workspace[rank] = address
-    packed.fault, packed.deadline_ns = peers.fault_address, int(peers.timeout_s * 1e9)
-    packed.region_offset, packed.region_bytes = peers.layout.region_offset, peers.layout.region_bytes
-    packed.max_tiles = peers.layout.max_tiles
+    fill_workspaces(packed, launch.peers)
     gather.shard, gather.result, gather.landing = launch.shard.pointer, launch.result, launch.landing
     gather.weights = len(launch.weights)
     for i, (n, bias) in enumerate(zip(size.n, launch.biases, strict=True)):

@@ -186,6 +186,13 @@ def _box_rows(config: KernelConfig, a: Matrix) -> int:
     return min(config.block_m, -(-a.rows // 8) * 8) if config.streams else config.block_m
 
 
+def map_of_weight(config: KernelConfig, weight: Matrix) -> bytes:
+    """Its tensor map, with boxes of a tile's columns and one k-block; of a weight [K, N] a panel's columns."""
+    box = (BLOCK_K, config.block_n) if config.weight_layout == "nk" else (config.panel_n, BLOCK_K)
+    sizes = weight.columns, weight.rows
+    return tensor_map.encode(weight.pointer, config.dtype, sizes, (weight.stride,), box, min(128, box[0] * 2))
+
+
 def _fill_maps(packed: abi.KernelArguments, config: KernelConfig, arguments: LaunchArguments) -> None:
     n = arguments.out.columns
     for i, (a, weight) in enumerate(arguments.terms):
@@ -193,10 +200,7 @@ def _fill_maps(packed: abi.KernelArguments, config: KernelConfig, arguments: Lau
         packed.k[i] = k
         box = (BLOCK_K, _box_rows(config, a))
         a_map = tensor_map.encode(a.pointer, config.dtype, (k, a.rows), (a.stride,), box, 128)
-        sizes, box = ((k, n), (BLOCK_K, config.block_n)) if config.weight_layout == "nk" else (
-            (n, k), (config.panel_n, BLOCK_K)
-        )  # fmt: skip
-        weight_map = tensor_map.encode(weight.pointer, config.dtype, sizes, (weight.stride,), box, min(128, box[0] * 2))
+        weight_map = map_of_weight(config, weight)
         ctypes.memmove(packed.a[i], a_map, len(a_map))
         ctypes.memmove(packed.weight[i], weight_map, len(weight_map))
     out = arguments.out
@@ -230,15 +234,27 @@ def _fill_peers(packed: abi.KernelArguments, config: KernelConfig, arguments: La
         if slots.slots < tiles:  # a ring: what an own tile frees must come before the push that needs it
             packed.lag = min(packed.lag, slots.slots - 1)
         packed.slots, packed.final_offset = slots.slots, slots.final_offset
+    fill_workspaces(packed, peers)
+    packed.multicast = peers.multicast
+    packed.mailbox_offset, packed.mailbox_bytes = layout.mailbox_offset, layout.mailbox_bytes
+
+
+def fill_workspaces(packed: abi.KernelArguments, peers: PeerTable) -> None:
+    """The ranks of the node, their workspaces, and the network where there are several nodes."""
+    layout, table = peers.layout, peers.network
     packed.rank, packed.world = peers.rank, layout.world
     for rank, address in enumerate(peers.workspaces):
         packed.workspace[rank] = address
-    packed.multicast = peers.multicast
-    packed.fault = peers.fault_address
-    packed.deadline_ns = int(peers.timeout_s * 1e9)
+    packed.fault, packed.deadline_ns = peers.fault_address, int(peers.timeout_s * 1e9)
     packed.region_offset, packed.region_bytes = layout.region_offset, layout.region_bytes
-    packed.mailbox_offset, packed.mailbox_bytes = layout.mailbox_offset, layout.mailbox_bytes
     packed.max_tiles = layout.max_tiles
+    if isinstance(packed, network_abi.NetworkLaunchArguments):
+        assert table is not None
+        net = packed.net
+        net.ring_control, net.ring_slots, net.ring_capacity = table.ring_control, table.ring_slots, table.capacity
+        net.node, net.nodes, net.max_chunks = table.shape.node, table.shape.nodes, layout.max_chunks
+        net.header_offset, net.flags_offset = layout.network_offset, layout.network_flags_offset
+        net.counters_offset = layout.network_counters_offset
 
 
 def _new_arguments(config: KernelConfig) -> abi.KernelArguments:
@@ -246,24 +262,17 @@ def _new_arguments(config: KernelConfig) -> abi.KernelArguments:
 
 
 def _fill_network(packed: network_abi.NetworkLaunchArguments, config: KernelConfig, arguments: LaunchArguments) -> None:
-    peers, schedule, net = arguments.peers, arguments.schedule, packed.net
-    assert peers is not None
-    if peers.network is None:
-        raise OperatorInputError(f"{config.name} needs a network")
-    layout, table = peers.layout, peers.network
-    slots = network_slots(
-        layout, config, arguments.size.tiles_per_owner(config), schedule.node_lag, schedule.chunk_bytes
-    )
-    if slots.local_slots < layout.nodes * arguments.size.tiles_per_owner(config):
+    """How the launch divides its staging region."""
+    assert arguments.peers is not None
+    layout, schedule, net = arguments.peers.layout, arguments.schedule, packed.net
+    tiles = arguments.size.tiles_per_owner(config)
+    slots = network_slots(layout, config, tiles, schedule.node_lag, schedule.chunk_bytes)
+    if slots.local_slots < layout.nodes * tiles:
         packed.lag = min(packed.lag, slots.local_slots - 1)
     packed.slots, packed.final_offset = slots.local_slots, slots.final_offset
-    net.ring_control, net.ring_slots, net.ring_capacity = table.ring_control, table.ring_slots, table.capacity
-    net.node, net.nodes, net.max_chunks = table.shape.node, table.shape.nodes, layout.max_chunks
-    net.header_offset, net.flags_offset = layout.network_offset, layout.network_flags_offset
-    net.counters_offset = layout.network_counters_offset
-    for name in ("chunk_tiles", "slots", "lag", "inbox_offset", "outbox_offset", "final_inbox_offset"):
-        setattr(net, name, getattr(slots, name))
-    net.final_outbox_offset = slots.final_outbox_offset
+    net.chunk_tiles, net.slots, net.lag = slots.chunk_tiles, slots.slots, slots.lag
+    net.inbox_offset, net.outbox_offset = slots.inbox_offset, slots.outbox_offset
+    net.final_inbox_offset, net.final_outbox_offset = slots.final_inbox_offset, slots.final_outbox_offset
 
 
 class PreparedLaunch:

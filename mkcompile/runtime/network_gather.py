@@ -25,7 +25,7 @@ from mkcompile.runtime.gather_launch import (
 )
 from mkcompile.runtime.gather_schedule import GatherChoice
 from mkcompile.runtime.identity import LaunchIdentity
-from mkcompile.runtime.kernel import OPTIONS, LoadedKernel, PeerTable
+from mkcompile.runtime.kernel import OPTIONS, LoadedKernel
 from mkcompile.runtime.kernel_cache import compiled
 from mkcompile.runtime.kernel_config import BLOCK_K, GATHER_TILES, NUM_THREADS, KernelConfig
 from mkcompile.runtime.side_stream import SideStreams
@@ -162,16 +162,6 @@ def _fill_arenas(gather: gather_abi.GatherArguments, config: KernelConfig, launc
         ctypes.memmove(gather.arena[parity], encoded, len(encoded))
 
 
-def _fill_network(packed: network_abi.NetworkLaunchArguments, peers: PeerTable) -> None:
-    layout, table, net = peers.layout, peers.network, packed.net
-    assert table is not None
-    packed.rank, packed.world = peers.rank, layout.world
-    net.ring_control, net.ring_slots, net.ring_capacity = table.ring_control, table.ring_slots, table.capacity
-    net.node, net.nodes, net.max_chunks = table.shape.node, table.shape.nodes, layout.max_chunks
-    net.header_offset, net.flags_offset = layout.network_offset, layout.network_flags_offset
-    net.counters_offset = layout.network_counters_offset
-
-
 class PreparedNetworkGather:
     """Both kernels of a launch with their argument blocks filled in, as `PreparedGather`.
 
@@ -187,7 +177,6 @@ class PreparedNetworkGather:
         fill_words(packed, gather, plain)
         fill_maps(packed, gather, config, plain)
         _fill_arenas(gather, config, launch)
-        _fill_network(packed, launch.peers)
         gather.result, gather.parts = launch.result, mover.own
         layout, name = launch.peers.layout, config.name.removesuffix("_trace").removeprefix("all_gather_gemm_")
         self.identity = LaunchIdentity.of(
