@@ -9,6 +9,7 @@ meet on the device, by flags that the driver's stream operations write and wait 
 from __future__ import annotations
 
 import ctypes
+import os
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +43,8 @@ class SharedPlatform(CudaPlatform):
 
 
 def plan_as(node: Topology) -> None:
-    """As if each rank had a GPU of its own, or the planner would see a node for each rank."""
+    """As if each rank had a GPU of its own, or the planner would see a node for each rank; and torch shares memory."""
+    os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
     machine._machine = lambda world_size: node  # type: ignore[assignment]
 
 

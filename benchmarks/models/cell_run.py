@@ -139,6 +139,8 @@ class CellRun:
             wrong = correct.too_far(errors, truth.of_eager)
             if wrong:
                 entry.row.setdefault("error", f"wrong result: {wrong}")
+            if name == "mkernel" and entry.row[f"{which}_fused"] and torch.cuda.is_available() and not arena_bytes():
+                entry.row.setdefault("error", "none of the kernels was launched")
             worst = max(errors, key=lambda key: errors[key])
             entry.row |= {"checked": entry.works, "judged_by": "eager" if truth.of_eager is None else "fp32"}
             entry.row |= {"worst_error": errors[worst], "worst_tensor": worst}

@@ -82,8 +82,7 @@ def test_candidates_are_timed_and_kept(tmp_path: Path) -> None:
     check(tmp_path / "first.jsonl", tmp_path / "second.jsonl")
 
 
-def test_candidates_are_timed_and_kept_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")  # in the ranks
+def test_candidates_are_timed_and_kept_by_turns(tmp_path: Path) -> None:
     for name in ("first", "second"):
         tune_by_turns(tmp_path / "kept", tmp_path / f"{name}.jsonl")
     check(tmp_path / "first.jsonl", tmp_path / "second.jsonl")
