@@ -28,6 +28,7 @@ from mkcompile.passes.groups_of_graph import groups_of
 from mkcompile.passes.judge import judge_for, kernels_first
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.save_reduced import SaveReduced
+from mkcompile.passes.uneven_shards import uneven_sizes
 from mkcompile.plan.placement import placed
 from mkcompile.runtime.machine import basis_of, enter, policy_of
 from mkcompile.runtime.published import Basis
@@ -47,11 +48,18 @@ class FusionPass(fusion_pass.FusionPass):
     legal, where sites exclude each other the one with a kernel here; `never` nothing.
     """
 
-    def __init__(self, options: Options | None = None, groups: Sequence[str] | None = None) -> None:
-        """`groups`: names of those that the graph communicates over; None: any of this process's."""
+    def __init__(
+        self,
+        options: Options | None = None,
+        groups: Sequence[str] | None = None,
+        uneven: frozenset[int] = frozenset(),
+    ) -> None:
+        """`groups`: names of those that the graph communicates over; None: any of this process's. `uneven`: sizes
+        that stand for a dimension of which the ranks have different sizes.
+        """
         self._machine = (options or Options()).topology
         self._groups = groups
-        super().__init__(options, judge=self._judge_by_plan, facts=self._known, always=self._judge_by_kernels)
+        super().__init__(options, self._judge_by_plan, self._known, self._judge_by_kernels, uneven)
 
     def judge(self, group: str, problem: Problem) -> tuple[Problem, float | Reason]:
         """By what the ranks of the group have told each other, and by how it lies on nodes."""
@@ -149,9 +157,8 @@ def mkernel(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
     groups = groups_of(gm, required=options.fuse != "never")
     enter(options.topology, groups)  # a wrong name is an error here, and not in the middle of a pass
     patches = with_joint_pass(inductor_patches(theirs, kwargs.get("mode")), options)
-    compiled: Callable[..., Any] = compile_fx(
-        gm, example_inputs, config_patches=with_pass(patches, FusionPass(options, groups))
-    )  # type: ignore[assignment]
+    fusion = FusionPass(options, groups, uneven_sizes(gm))
+    compiled: Callable[..., Any] = compile_fx(gm, example_inputs, config_patches=with_pass(patches, fusion))  # type: ignore[assignment]
     return compiled
 
 

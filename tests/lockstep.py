@@ -102,7 +102,8 @@ class _Rank(TorchDispatchMode):
         return x
 
     def _all_reduce(self, x: torch.Tensor, op: str, group: str) -> torch.Tensor:
-        return _reduce(self._exchange(f"all_reduce {op} {group} {tuple(x.shape)} {x.dtype}", group, x), op)
+        summed = _reduce(self._exchange(f"all_reduce {op} {group} {tuple(x.shape)} {x.dtype}", group, x), op)
+        return summed.contiguous()  # as the collective, whose result lies in order
 
     def _all_gather_into_tensor(self, x: torch.Tensor, world_size: int, group: str) -> torch.Tensor:
         shards = self._exchange(f"all_gather {group} {tuple(x.shape)} {x.dtype}", group, x)

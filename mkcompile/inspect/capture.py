@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -28,6 +29,7 @@ from mkcompile.inspect.breaks import Ending, ending_of
 from mkcompile.inspect.snapshot import GraphView
 from mkcompile.passes import normalise
 from mkcompile.passes.site import Site
+from mkcompile.passes.uneven_shards import uneven_sizes
 
 # A cache hit would skip the pass, and with it the report.
 _NO_CACHE = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
@@ -64,15 +66,18 @@ class Recorder:
     def backend(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         """Inductor down to its post-grad passes."""
         self.endings.append(ending_of(gm))
-        compiled = inductor.compile_fx(gm, example_inputs, inner_compile=self._inner_compile)  # type: ignore[arg-type]
+        inner = partial(self._inner_compile, uneven_sizes(gm))
+        compiled = inductor.compile_fx(gm, example_inputs, inner_compile=inner)  # type: ignore[arg-type]
         assert callable(compiled)
         return compiled
 
-    def _inner_compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+    def _inner_compile(
+        self, uneven: frozenset[int], gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any
+    ) -> Callable[..., Any]:
         """In the place of Inductor's code generation."""
         is_inference = bool(kwargs.get("is_inference", False))
         phase: Phase = "backward" if kwargs.get("is_backward") else "inference" if is_inference else "forward"
-        watched = _WatchedPass(self.options, phase)
+        watched = _WatchedPass(self.options, phase, uneven)
         view_to_reshape(gm)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             fake_mode = inductor.fake_tensor_prop(gm, example_inputs)
@@ -88,8 +93,8 @@ class Recorder:
 class _WatchedPass(FusionPass):
     """The fusion pass with a look at the graph before it."""
 
-    def __init__(self, options: Options, phase: Phase) -> None:
-        super().__init__(options)
+    def __init__(self, options: Options, phase: Phase, uneven: frozenset[int]) -> None:
+        super().__init__(options, uneven=uneven)
         self.captured: list[CapturedGraph] = []
         self._phase = phase
         self._before = self._normalised = GraphView(nodes=())

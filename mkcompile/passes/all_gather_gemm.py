@@ -183,7 +183,9 @@ def bias_after(found: Product) -> tuple[fx.Node, fx.Node, tuple[fx.Node, ...]] |
         return None
     bias, columns = peel(other), shape_of(found.node)[-1]
     is_bias = same_shape(shape_of(bias), (columns,)) and same_size(shape_of(other)[-1], columns)
-    if not is_bias or not same_size(shape_of(node)[-1], columns) or value(bias).dtype != value(user).dtype:
+    # a bias of another dtype would make a sum of that one, which no product with a bias gives
+    is_alike = value(found.node).dtype == value(bias).dtype == value(user).dtype
+    if not (is_bias and is_alike and same_size(shape_of(node)[-1], columns)):
         return None
     return bias, user, tuple(views)
 

@@ -10,10 +10,11 @@ from torch import fx
 
 from mkcompile.config import FusePolicy, ResultPolicy
 from mkcompile.ops.problem import Problem
+from mkcompile.ops.registry import arguments
 from mkcompile.passes import facts, normalise
 from mkcompile.passes.choose import Candidate, choose
 from mkcompile.passes.finders import finders
-from mkcompile.passes.graph import collectives, erase_dead, erase_with_waits, shape_of
+from mkcompile.passes.graph import collectives, erase_dead, erase_with_waits, inputs_of, shape_of
 from mkcompile.passes.other_collectives import refusal_of
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.rewrite import Rewriter
@@ -66,14 +67,18 @@ def fuse(
     judge: JudgeInGroup = _EVERYTHING,
     policy: FusePolicy = "always",
     results: ResultPolicy = "ordinary",
+    uneven: frozenset[int] = frozenset(),
 ) -> list[Site]:
-    """Rewrite the graph in place; what became of each collective, in graph order. Calls carry the policy."""
+    """Rewrite the graph in place; what became of each collective, in graph order. Calls carry the policy.
+
+    `uneven`: sizes that stand for a dimension of which the ranks have different sizes; what has one stays.
+    """
     if next(collectives(graph), None) is None:
         return []
     normalise.run(graph)
     nodes = list(collectives(graph))
     findings = _find(nodes)
-    fused = _choose_and_rewrite(graph, findings, judge, policy)
+    fused = _choose_and_rewrite(graph, findings, judge, policy, uneven)
     # Read before the replaced nodes are erased.
     sites = [_site(node, fused.get(node) or findings.refusal(node)) for node in nodes]
     if fused:
@@ -105,13 +110,15 @@ def _find(nodes: list[fx.Node]) -> _Findings:
 
 
 def _choose_and_rewrite(
-    graph: fx.Graph, findings: _Findings, judge: JudgeInGroup, policy: FusePolicy
+    graph: fx.Graph, findings: _Findings, judge: JudgeInGroup, policy: FusePolicy, uneven: frozenset[int]
 ) -> dict[fx.Node, Match]:
     """Rewrite the best set of matches; where the graph does not allow one, the best set without it."""
     candidates: list[Candidate] = []
     for found in findings.matches:
         problem, verdict = judge(found.call.group, found.problem)
         match = replace(found, problem=problem)
+        if _has_size_of(uneven, match):
+            verdict = Reason.UNEVEN_SHARDS
         if isinstance(verdict, Reason):
             findings.refuse(match, verdict)
         else:
@@ -135,6 +142,12 @@ def _choose_and_rewrite(
             else:
                 findings.refuse(one.match, Reason.OVERLAPS_BETTER_SITE)
     return fused
+
+
+def _has_size_of(sizes: frozenset[int], match: Match) -> bool:
+    """Has an operand a dimension of one of these sizes?"""
+    operands = inputs_of(arguments(match.call)) if sizes else ()
+    return any(isinstance(size, int) and size in sizes for one in operands for size in shape_of(one))
 
 
 def _site(node: fx.Node, outcome: Match | Refusal) -> Site:

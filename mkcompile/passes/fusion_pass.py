@@ -66,15 +66,17 @@ class FusionPass(CustomGraphPass):
         judge: Judge = fuse_all,
         facts: str | Facts = "",
         always: Judge = fuse_all,
+        uneven: frozenset[int] = frozenset(),
     ) -> None:
         """`judge` decides under the policy `auto`, `always` under that; `facts` names what their decisions depend on
-        and enters the uuid.
+        and enters the uuid. `uneven`: sizes whose products stay, see `passes.uneven_shards`.
 
         Facts that are not known before the process group is there are given as a function.
         """
         self._options = options or Options()
         self._judge = {"auto": judge, "always": always, "never": _fuse_nothing}[self._options.fuse]
         self._facts = facts
+        self._uneven = uneven
         self._listeners: list[Listener] = []
         self._graphs: list[list[Site]] = []
 
@@ -89,7 +91,7 @@ class FusionPass(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite the graph in place."""
-        sites = fuse(graph, self.judge, self._options.fuse, self._options.results)
+        sites = fuse(graph, self.judge, self._options.fuse, self._options.results, self._uneven)
         self._graphs.append(sites)
         log.info("%s", describe(sites))
         artifact.trace(graph, sites)
@@ -109,7 +111,8 @@ class FusionPass(CustomGraphPass):
     def uuid(self) -> str:
         """Covers sources, options, the judge's facts, the groups' sizes, torch's version; no rank, no measurement."""
         facts = self._facts if isinstance(self._facts, str) else self._facts()
-        parts = (source_digest(), repr(self._options), facts, group_sizes(), torch.__version__)
+        uneven = repr(sorted(self._uneven))
+        parts = (source_digest(), repr(self._options), facts, uneven, group_sizes(), torch.__version__)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -46,10 +46,10 @@ def _names(node: fx.Node, required: bool) -> Iterator[str]:
                 yield resolve(_OF_GRAPH, name).group_name if required else name
     for value in tree_leaves(node.meta.get("example_value")):
         if isinstance(value, DTensor):
-            yield from (group.group_name for group in _mesh_of(value).get_all_groups())
+            yield from (group.group_name for group in mesh_of(value).get_all_groups())
 
 
-def _mesh_of(value: DTensor) -> DeviceMesh:
+def mesh_of(value: DTensor) -> DeviceMesh:
     """Where a mesh is an opaque object, Dynamo has a fake one in its place (torch 2.13), which keeps the real one."""
     mesh: Any = value.device_mesh
     found: DeviceMesh = object.__getattribute__(mesh, "real_obj") if isinstance(mesh, FakeScriptObject) else mesh

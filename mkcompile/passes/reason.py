@@ -21,6 +21,10 @@ class Reason(Enum):
         "the ranks send each other different amounts, so that each may have another graph, and what is fused must be "
         "the same on all; make the parts equal if the model allows it"
     )
+    UNEVEN_SHARDS = (
+        "the ranks have different sizes of a dimension of this product, so that each would launch another kernel; "
+        "pad that dimension (a vocabulary, say) to a multiple of the ranks"
+    )
     REDUCE_OP = "only sum and avg can be fused; reduce with one of them if the model allows it"
     WORLD_SIZE_ONE = "the group has one rank, so there is nothing to communicate; drop the parallelism for this axis"
     GROUP_IS_NODE = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from operator import getitem
 from typing import Any
@@ -17,6 +17,7 @@ from mkcompile.passes.graph import aten, inputs_of, shape_of, value
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.site import Match, Output
 from mkcompile.passes.sizes import SizeNodes, same_shape
+from mkcompile.passes.strides import is_read_by_strides, outermost_first, same_strides
 
 # What later passes, profilers and error messages read from a node; kept from the node that is replaced.
 KEPT_META = (
@@ -86,21 +87,39 @@ class Rewriter:
         if output.index is not None:
             node = last = self._add(last, output.node, getitem, (fused, output.index))
         for old in output.after:
-            node = last = self._add(last, old, old.target, (node, *old.args[1:]))
+            node = last = self._add(last, old, old.target, (node, *old.args[1:]), old.kwargs)
         wanted = shape_of(output.node)
         if not same_shape(shape_of(node), wanted):
             stop = last.next
             sizes = [self._sizes.argument(size, stop.prev, deferred) for size in wanted]
             node = last = self._add(stop.prev, output.node, aten.reshape.default, (node, sizes))
+        if not same_strides(node, output.node) and is_read_by_strides(output.node):
+            node = last = self._laid_out_as(output.node, node, last)
         _keep_memory(node, output.node)
         output.node.replace_all_uses_with(node)
         self._replaced[output.node] = node
         return last
 
-    def _add(self, behind: fx.Node, like: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
+    def _laid_out_as(self, old: fx.Node, node: fx.Node, last: fx.Node) -> fx.Node:
+        """A copy with the old node's dimensions in the order in which they lay in memory."""
+        order = outermost_first(value(old).stride())
+        back = [order.index(dim) for dim in range(len(order))]
+        ordered = self._add(last, old, aten.permute.default, (node, order))
+        contiguous = {"memory_format": torch.contiguous_format}
+        copy = self._add(ordered, old, aten.clone.default, (ordered,), contiguous)
+        return self._add(copy, old, aten.permute.default, (copy, back))
+
+    def _add(
+        self,
+        behind: fx.Node,
+        like: fx.Node,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> fx.Node:
         with self._graph.inserting_after(behind):
-            node = self._graph.call_function(target, args)
-        node.meta["val"] = target(*(to_values(arg) for arg in args))
+            node = self._graph.call_function(target, args, dict(kwargs or {}))
+        node.meta["val"] = target(*(to_values(arg) for arg in args), **node.kwargs)
         _keep_meta(node, like)
         return node
 
@@ -115,10 +134,8 @@ def _keep_memory(node: fx.Node, old: fx.Node) -> None:
 
     By storages Inductor decides whether a copy may be left out, and so whether two results become one.
     """
-    new_value, old_value = value(node), value(old)
-    is_alike = same_shape(tuple(new_value.stride()), tuple(old_value.stride())) and new_value.dtype == old_value.dtype
-    if is_alike:
-        node.meta["val"] = old_value
+    if same_strides(node, old) and value(node).dtype == value(old).dtype:
+        node.meta["val"] = value(old)
 
 
 def _dependents_before(last_input: fx.Node, outputs: Iterable[fx.Node]) -> dict[fx.Node, None]:

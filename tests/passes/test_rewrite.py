@@ -164,3 +164,38 @@ def test_fusing_twice_changes_nothing_more() -> None:
     text = str(graph.after.graph)
     assert fuse(graph.after.graph) == []
     assert str(graph.after.graph) == text
+
+
+def read_by_strides(x: Tensor, w: Tensor) -> Tensor:
+    return torch.as_strided(reduced((x @ w).t()), (8, 24), (1, 8))
+
+
+def read_by_strides_of_a_view(x: Tensor, w: Tensor) -> Tensor:
+    return torch.as_strided(reduced((x @ w).t().contiguous()).view(2, 12, 8), (8, 24), (1, 8)) + 1
+
+
+def read_by_strides_behind_a_gather(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    gathered = funcol.all_gather_tensor(x.view(4, 2, 16), 0, GROUP).view(WORLD_SIZE, 4, 2, 16).permute(1, 0, 2, 3)
+    return torch.as_strided(gathered, (128,), (2,)), gathered.reshape(-1, 16) @ w
+
+
+@pytest.mark.parametrize("function", [read_by_strides, read_by_strides_of_a_view, read_by_strides_behind_a_gather])
+def test_what_is_read_by_strides_lies_as_it_did(function: Callable[..., object]) -> None:
+    graph = only(function, torch.randn(8, 16), torch.randn(16, 24))
+    assert sum(graph.calls.values()) == 1 and not graph.left
+    assert_same_values(graph, WORLD_SIZE, tolerance=1e-6)
+
+
+def mixed_bias(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return funcol.all_gather_tensor(x, 0, GROUP) @ w + bias
+
+
+def mixed_bias_of_an_ffn(x: Tensor, up: Tensor, bias: Tensor) -> Tensor:
+    return reduced(torch.relu(x @ up + bias).to(torch.bfloat16) @ up.t())
+
+
+@pytest.mark.parametrize("function", [mixed_bias, mixed_bias_of_an_ffn])
+def test_a_bias_of_another_dtype_stays_behind_the_operator(function: Callable[..., object]) -> None:
+    graph = only(function, torch.randn(8, 16).bfloat16(), torch.randn(16, 24).bfloat16(), torch.randn(24))
+    assert sum(graph.calls.values()) == 1 and "ffn" not in graph.calls
+    assert_same_values(graph, WORLD_SIZE, tolerance=2e-2)
