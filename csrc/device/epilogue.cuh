@@ -167,35 +167,28 @@ struct Epilogue {
     ++tiles;
   }
 
-  /// A tile of which every rank has a part: an own one is the sum of all, a peer's goes to it as a partial. The same
-  /// code for both: it is most of what the compiler has to do.
-  MK_DEVICE void finish_part(const float* acc, const TileNote& note, i32 column) {
-    const bool own = !(note.index & TileNote::kPeer);
-    const u32 first = own ? 0 : args.rank, end = own ? args.world : args.rank + 1;
-    const u32 parity = (own ? own_tiles : tiles + 1) & 1;
+  /// An own tile, the sum of every rank's part. One code for all panels: it is most of what the compiler has to do.
+  MK_DEVICE void finish_own(const float* acc, u32 tile, i32 column) {
     const Staging<Tile> even{args, 0};
-    const u8* slot = even.partial_slot(args.rank, args.rank + 1 < args.world ? args.rank + 1 : 0, note.index);
+    // Of two ranks the other's partial is in shared memory: no division to find its slot.
+    const u32 next = args.rank + 1 < args.world ? args.rank + 1 : 0;
+    const u8* slot = args.world > 2 ? even.partial_slot(args.rank, next, tile) : nullptr;
 #pragma unroll 1
     for (int index = 0; index < Tile::kPanels; ++index) {
       const u32 shared = memory.panel(group, index), in_tile = (group * Tile::kPanels + index) * Tile::kPanelBytes;
-      const u32 barrier = own ? memory.panel_staged(group, index) : memory.panel_empty(group, index);
-      wait_phase(args, barrier, parity, kComputeRole, trace);
+      wait_phase(args, memory.panel_staged(group, index), own_tiles & 1, kComputeRole, trace);
       Values panel;
-      sum_ranks(args, memory, first, end, shared, slot + in_tile, acc, index, panel);
+      sum_ranks(args, memory, 0, args.world, shared, slot + in_tile, acc, index, panel);
       if constexpr (Op::kHasBias) panel.add_bias(args.bias, args.n, column + index * Tile::kPanelN);
-      if (own) {
-        if (args.scale != 1.f) {
+      if (args.scale != 1.f) {
 #pragma unroll
-          for (int i = 0; i < Values::kValues; ++i) panel.values[i] *= args.scale;
-        }
-        panel.store_rows(shared);
-      } else {
-        panel.store_fragments(shared);
+        for (int i = 0; i < Values::kValues; ++i) panel.values[i] *= args.scale;
       }
+      panel.store_rows(shared);
       hand_over(index);
     }
     ++tiles;
-    own_tiles += own;
+    ++own_tiles;
   }
 };
 
@@ -207,19 +200,25 @@ MK_DEVICE void compute_role(const LaunchArguments& args, const SharedMemory<type
   Trace trace(args, kComputeLane + group, threadIdx.x % 128 == 0);
   Epilogue<Op> epilogue{args, memory, group, trace};
   Ring<Tile> ring;
+  float acc[Tile::kGroupN / 2];
+#pragma unroll
+  for (int i = 0; i < Tile::kGroupN / 2; ++i) acc[i] = 0.f;  // once: see multiply_blocks
   // No `while (true)`: under one, ptxas gives the role only the registers of the launch, and spills.
   for (TileNote note = next_tile(args, memory, ring, trace); note.index != TileNote::kEnd;
        note = next_tile(args, memory, ring, trace)) {
     const i32 column = note.column + (Tile::kSplitsRows ? 0 : group * Tile::kGroupN);
-    float acc[Tile::kGroupN / 2];
-    multiply_tile<typename Op::Element>(args, memory, ring, group, k_blocks, acc, trace);
+    multiply_blocks<typename Op::Element, true>(args, memory, ring, group, k_blocks, acc, trace);
     const u32 owner = note.index & TileNote::kPeer ? kSomePeer : args.rank, index = note.index & ~TileNote::kPeer;
     trace.end(kTraceMainloop, owner, index);
     trace.begin();
     if constexpr (!Op::kReduces) {
       epilogue.finish_local(acc, column);
     } else {
-      epilogue.finish_part(acc, note, column);
+      if (note.index & TileNote::kPeer) {
+        epilogue.finish_partial(acc, column);
+      } else {
+        epilogue.finish_own(acc, note.index, column);
+      }
     }
     trace.end(kTraceEpilogue, owner, index);
   }

@@ -234,9 +234,10 @@ MK_DEVICE u32 count_k_blocks(const LaunchArguments& args) {
   return blocks;
 }
 
-/// Compute role: one group's part of some k-blocks of a tile, acc += A * B. A stage is handed back one k-block late,
-/// when the products that read it are known to be finished.
-template <class Element, class Tile, int kAccumulators>
+/// Compute role: one group's part of some k-blocks of a tile, acc += A * B, or acc = A * B where the tile starts with
+/// them: the first product writes what the others add to, and nobody has to clear it. A stage is handed back one
+/// k-block late, when the products that read it are known to be finished.
+template <class Element, bool kStarts = false, class Tile, int kAccumulators>
 MK_DEVICE void multiply_blocks(const LaunchArguments& args, const SharedMemory<Tile>& memory, Ring<Tile>& ring,
                                int group, u32 k_blocks, float (&acc)[kAccumulators], Trace& trace) {
   using Mma = Wgmma<Tile::kGroupN, Element, Tile::kWeightIsKn>;
@@ -254,7 +255,7 @@ MK_DEVICE void multiply_blocks(const LaunchArguments& args, const SharedMemory<T
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kBlockK / 16; ++step) {
-      Mma::multiply(acc, a + step * 2, b + step * (kStepB >> 4));
+      Mma::multiply(acc, a + step * 2, b + step * (kStepB >> 4), kStarts && step == 0 ? block : 1);
     }
     wgmma_commit();
     wgmma_wait<1>();

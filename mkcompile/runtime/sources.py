@@ -31,16 +31,20 @@ def _wgmma(columns: int, element: str, ptx_type: str, transposed: int) -> str:
     outputs = ", ".join(f'"+f"(acc[{i}])' for i in range(count))
     return (
         f"template <>\nstruct Wgmma<{columns}, {element}, {'true' if transposed else 'false'}> {{\n"
-        f"  static MK_DEVICE void multiply(float (&acc)[{count}], u64 a, u64 b) {{\n"
-        f'    asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{ptx_type}.{ptx_type} "\n'
-        f'                 "{{{registers}}}, %{count}, %{count + 1}, 1, 1, 1, 0, {transposed};"\n'
-        f'                 : {outputs} : "l"(a), "l"(b));\n  }}\n}};\n'
+        f"  static MK_DEVICE void multiply(float (&acc)[{count}], u64 a, u64 b, u32 adds = 1) {{\n"
+        f'    asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n"\n'
+        f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{ptx_type}.{ptx_type} "\n'
+        f'                 "{{{registers}}}, %{count}, %{count + 1}, p, 1, 1, 0, {transposed};\\n}}"\n'
+        f'                 : {outputs} : "l"(a), "l"(b), "r"(adds));\n  }}\n}};\n'
     )
 
 
 @cache
 def wgmma_header() -> str:
-    """`Wgmma<columns, element, transposed>::multiply`: acc += A * B, 64 rows, both operands in shared memory."""
+    """`Wgmma<columns, element, transposed>::multiply`: acc += A * B, 64 rows, both operands in shared memory.
+
+    Without `adds` it is acc = A * B, whatever acc was.
+    """
     parts = [
         '#pragma once\n// Generated: an asm statement must name each accumulator.\n#include "device/element.cuh"\n'
         "namespace mk {\ntemplate <int kColumns, class Element, bool kTransposed>\nstruct Wgmma;\n"
