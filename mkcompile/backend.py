@@ -24,7 +24,7 @@ from mkcompile.config import Options, option_names, settings, split_options
 from mkcompile.errors import OptionError
 from mkcompile.ops.problem import Problem
 from mkcompile.passes import fusion_pass
-from mkcompile.passes.groups_of_graph import groups_of
+from mkcompile.passes.groups_of_graph import groups_of, may_multiply
 from mkcompile.passes.judge import judge_for, kernels_first
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.save_reduced import SaveReduced
@@ -154,8 +154,10 @@ def mkernel(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
     Raises: OptionError; AbsentRankError for a rank of one of the graph's groups that never enters.
     """
     options, theirs = split_options(kwargs.get("options"))
-    groups = groups_of(gm, required=options.fuse != "never")
-    enter(options.topology, groups)  # a wrong name is an error here, and not in the middle of a pass
+    is_off = options.fuse == "never"
+    groups = groups_of(gm, required=not is_off)
+    # a wrong name is an error here, and not in the middle of a pass; where nothing can be fused, nobody is asked
+    enter(options.topology, [] if is_off or not may_multiply(gm) else groups)
     patches = with_joint_pass(inductor_patches(theirs, kwargs.get("mode")), options)
     fusion = FusionPass(options, groups, uneven_sizes(gm))
     compiled: Callable[..., Any] = compile_fx(gm, example_inputs, config_patches=with_pass(patches, fusion))  # type: ignore[assignment]

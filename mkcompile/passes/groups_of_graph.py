@@ -5,6 +5,7 @@ A collective names its group; a DTensor has a mesh, from which its collectives a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,8 @@ from mkcompile.passes.graph import argument
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "mkcompile")
 _GROUP = ("group_name", "group")
 _OF_GRAPH = "torch.compile"
+# In the names of torch's functions and methods that make products, whatever they are called with.
+_PRODUCTS = re.compile(r"mm|matmul|linear|einsum|dot|attention|conv|rnn|lstm|gru|inner|outer|ger|mv|cdist")
 
 
 def groups_of(graph: fx.GraphModule, required: bool = True) -> list[str]:
@@ -34,6 +37,29 @@ def groups_of(graph: fx.GraphModule, required: bool = True) -> list[str]:
     bodies = [one for one in graph.modules() if isinstance(one, fx.GraphModule)]
     names = {name for body in bodies for node in body.graph.nodes for name in _names(node, required)}
     return sorted(name for name in names if _size(name) > 1)
+
+
+def may_multiply(graph: fx.GraphModule) -> bool:
+    """Could there be a product to fuse? A rank may compile a norm of its shards alone, for its log.
+
+    By names, and True for what only its maker knows: operators that are not torch's own, higher-order ones.
+    """
+    bodies = [one for one in graph.modules() if isinstance(one, fx.GraphModule)]
+    return any(_may_multiply(node) for body in bodies for node in body.graph.nodes)
+
+
+def _may_multiply(node: fx.Node) -> bool:
+    target: Any = node.target
+    if node.op == "call_method":
+        return _PRODUCTS.search(target) is not None
+    if node.op != "call_function":
+        return node.op == "call_module"
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return True
+    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        name = str(target)
+        return not name.startswith(("aten.", "prims.", "_c10d_functional")) or _PRODUCTS.search(name) is not None
+    return _PRODUCTS.search(getattr(target, "__name__", "mm")) is not None
 
 
 def _names(node: fx.Node, required: bool) -> Iterator[str]:

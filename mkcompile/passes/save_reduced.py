@@ -9,6 +9,7 @@ It looks at the joint graph, before forward and backward are told apart.
 
 from __future__ import annotations
 
+from operator import getitem
 from typing import Any
 
 from torch import fx
@@ -66,8 +67,9 @@ def _product_before(collective: fx.Node) -> fx.Node | None:
 def _split_of(cat: fx.Node) -> fx.Node | None:
     """The split whose pieces are put together in another order, if nothing else reads them."""
     pieces: Any = cat.args[0]
-    sources = {piece.args[0] for piece in pieces}
-    (split, *others) = sources
+    if not all(is_call(piece, (getitem,)) for piece in pieces):
+        return None
+    (split, *others) = {piece.args[0] for piece in pieces}
     if others or not is_call(split, SPLITS) or {*split.users} != {*pieces} or len(cat.users) != 1:
         return None
     return split if all(len(piece.users) == 1 for piece in pieces) else None

@@ -50,6 +50,8 @@ class Published:
 
     topic: str
     _told: list[tuple[weakref.ref[ProcessGroup], Basis]] = field(default_factory=list)
+    # a place in the store for each life of a group: who tries again after an absent rank meets the others there
+    _asked: list[tuple[weakref.ref[ProcessGroup], Ranks]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def known(self, group: ProcessGroup | None) -> Basis | None:
@@ -72,7 +74,7 @@ class Published:
         Raises: AbsentRankError for a rank that does not come before the deadline.
         """
         new = [group for group in groups if self.known(group) is None]
-        asked = [(group, _ranks(group, self.topic)) for group in new if not is_alone(group)]
+        asked = [(group, self._ranks(group)) for group in new if not is_alone(group)]
         said = [say(ranks, node_name(), own) for _, ranks in asked]
         for group in new:
             if is_alone(group):
@@ -81,6 +83,17 @@ class Published:
         for (group, ranks), text in zip(asked, said, strict=True):
             told = hear(ranks, text)
             self._keep(group, Basis(topology=told.topology, tuned=told.tuned, placement=told.placement))
+
+    def _ranks(self, group: ProcessGroup) -> Ranks:
+        with self._lock:
+            ranks = next((one for ref, one in self._asked if ref() is group), None)
+            if ranks is None:
+                ranks = _ranks(group, self.topic)
+                self._asked = [
+                    *((ref, one) for ref, one in self._asked if ref() is not None),
+                    (weakref.ref(group), ranks),
+                ]
+        return ranks
 
     def _keep(self, group: ProcessGroup, basis: Basis) -> None:
         with self._lock:  # other threads keep what other groups were told

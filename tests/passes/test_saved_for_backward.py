@@ -155,6 +155,16 @@ def test_a_product_that_backward_needs_itself_stays_saved() -> None:
     assert forward.operators == Counter(PRODUCT_USED_ELSEWHERE=1)
 
 
+def test_pieces_of_no_split_are_left_as_they_are() -> None:
+    def block(x: Tensor, w: Tensor) -> Tensor:
+        inputs: Tensor = funcol.reduce_scatter_tensor_autograd(torch.cat([x, w]), "sum", 0, GROUP)
+        nested = torch.cat([torch.cat([x, w], 1).view(16, 8), w])
+        return inputs @ w + funcol.reduce_scatter_tensor_autograd(nested[:16], "sum", 0, GROUP) @ w  # type: ignore[no-any-return]
+
+    forward, _ = _checkpointed(block, {aten.mm.default}, SaveReduced())
+    assert forward.operators == Counter(NO_GEMM=2)
+
+
 def test_a_product_that_checkpointing_saves_is_left_and_its_collective_runs_again() -> None:
     forward, backward = _checkpointed(_tensor_parallel, {aten.mm.default})
     assert forward.operators == Counter(PRODUCT_SAVED=1)
