@@ -12,7 +12,8 @@ LABELS = {
     "mkcompile": "mkcompile", "mkcompile_direct": "mkcompile, symmetric output",
     "mkcompile_staged": "mkcompile, ordinary output", "mkcompile_push": "by pushes", "mkcompile_pull": "by fetches",
     "mkcompile_copy_engine": "by the copy engine", "mkcompile_library": "by cuBLAS slices",
-    "cublas": "cuBLAS", "cublas_nccl": "cuBLAS + NCCL", "async_tp": "async TP",
+    "eager": "eager", "inductor": "Inductor", "async_tp": "async TP",
+    "cublas": "cuBLAS", "cublas_nccl": "cuBLAS + NCCL",
     "cublas_two_shot": "cuBLAS + two-shot", "cublas_one_shot": "cuBLAS + one-shot",
 }  # fmt: skip
 OURS, GEMM, COLLECTIVE = "#2563eb", "#64748b", "#f59e0b"
@@ -20,7 +21,7 @@ _COLOURS = {
     "mkcompile": OURS, "mkcompile_direct": "#93c5fd", "mkcompile_staged": OURS,
     "mkcompile_push": "#60a5fa", "mkcompile_pull": "#93c5fd", "mkcompile_copy_engine": "#bfdbfe",
     "mkcompile_library": "#dbeafe",
-    "cublas": GEMM, "cublas_nccl": COLLECTIVE, "async_tp": "#16a34a",
+    "eager": "#cbd5e1", "inductor": GEMM, "cublas": GEMM, "cublas_nccl": COLLECTIVE, "async_tp": "#16a34a",
     "cublas_two_shot": "#c2410c", "cublas_one_shot": "#fcd34d",
 }  # fmt: skip
 _NUMBERS = {1: "one", 2: "two", 4: "four", 8: "eight"}
