@@ -122,12 +122,15 @@ struct NetworkEpilogue : Epilogue<Op> {
   /// `kIsFinal`: the owner's sum, else that of this node for a rail peer. `tile`: the index of the note.
   template <bool kIsFinal>
   MK_DEVICE void finish_sum(const float* acc, u32 tile, i32 column) {
-#pragma unroll
+#pragma unroll 1
     for (int index = 0; index < Tile::kPanels; ++index) {
       const u32 shared = memory.panel(group, index);
       wait_phase(args, memory.panel_staged(group, index), this->own_tiles & 1, kComputeRole, this->trace);
       Values panel;
-      this->take(acc, column, index, panel);
+#pragma unroll
+      for (int i = 0; i < Values::kValues; ++i) panel.values[i] = -0.f;  // as in sum_ranks
+      add_accumulators(acc, index, panel);
+      if constexpr (Op::kHasBias) panel.add_bias(args.bias, args.n, column + index * Tile::kPanelN);
       add_first(shared, panel);
       add_others<kIsFinal>(tile, (group * Tile::kPanels + index) * Tile::kPanelBytes + Values::fragment_offset(), panel);
       if constexpr (kIsFinal) {
