@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mkcompile.config import option_names, setting_names
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md"))]
 SOURCES = [
@@ -59,3 +61,10 @@ def defines(file: str, name: str) -> bool:
     )
     paths = [path for path in SOURCES if f"/{path.as_posix()}".endswith(f"/{file}")]
     return any(pattern.search(path.read_text(encoding="utf-8")) for path in paths)
+
+
+def test_all_settings_and_options_stand_in_their_tables() -> None:
+    settings = re.findall(r"^\| `MKCOMPILE_(\w+)` \|", (ROOT / "docs" / "runtime.md").read_text(), flags=re.MULTILINE)
+    assert [name.lower() for name in settings] == setting_names()
+    options = re.findall(r"^\| `(mkernel\.\w+)` \|", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    assert options == option_names()
