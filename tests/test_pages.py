@@ -68,3 +68,9 @@ def test_all_settings_and_options_stand_in_their_tables() -> None:
     assert [name.lower() for name in settings] == setting_names()
     options = re.findall(r"^\| `(mkernel\.\w+)` \|", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
     assert options == option_names()
+
+
+def test_every_decision_stands_in_the_list() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"^- \[\d+\]\(([\w-]+\.md)\)", (folder / "README.md").read_text(), flags=re.MULTILINE)
+    assert listed == sorted(path.name for path in folder.glob("[0-9]*.md"))
