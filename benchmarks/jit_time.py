@@ -17,7 +17,7 @@ from mkcompile.runtime import nvrtc, sources
 from mkcompile.runtime.kernel import OPTIONS, translation_unit
 from mkcompile.runtime.kernel_config import KernelConfig
 
-#: One of each kind, in the largest tile, and the form for few rows.
+#: One of each kind, in the largest tile, the form for few rows, and the least and most over nodes.
 KERNELS = (
     KernelConfig(operator="gemm"),
     KernelConfig(operator="gemm_reduce_scatter"),
@@ -27,6 +27,8 @@ KERNELS = (
     KernelConfig(operator="all_gather_gemm"),
     KernelConfig(operator="gemm_reduce_scatter", streams=True, block_m=128, block_n=128, hands_over=True),
     KernelConfig(operator="gemm_all_reduce", streams=True, block_m=128, block_n=128, hands_over=True),
+    KernelConfig(operator="gemm_reduce_scatter", network="flat"),
+    KernelConfig(operator="gemm_all_reduce", broadcast="staged", network="hierarchical", has_bias=True),
 )
 _AGAIN = 3
 
