@@ -6,6 +6,7 @@ Every compiled kernel carries the assertions, so a mirror that has drifted is a 
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from typing import TypeVar
 
 _Mirror = TypeVar("_Mirror", bound=ctypes.Structure)
@@ -150,6 +151,14 @@ def aligned_block(mirror: type[_Mirror]) -> _Mirror:
     return mirror.from_buffer(storage, -ctypes.addressof(storage) % MAP_ALIGNMENT_BYTES)
 
 
+def aligned_copy(block: _Mirror) -> _Mirror:
+    """Another such block with the same content."""
+    twin = aligned_block(type(block))
+    ctypes.memmove(ctypes.addressof(twin), ctypes.addressof(block), ctypes.sizeof(block))
+    return twin
+
+
+@cache
 def padded_size(mirror: type[ctypes.Structure]) -> int:
     """Size on the device of what holds tensor maps: padded to their alignment."""
     return -(-ctypes.sizeof(mirror) // MAP_ALIGNMENT_BYTES) * MAP_ALIGNMENT_BYTES

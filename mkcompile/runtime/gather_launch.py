@@ -14,8 +14,8 @@ from mkcompile.errors import OperatorInputError, WorkspaceError
 from mkcompile.runtime import abi, driver, gather_abi, tensor_map
 from mkcompile.runtime.gather_abi import APART, BLOCKS_PULL, BLOCKS_PUSH, COLUMNS, ENGINE_COPIES, PEERS_READ, TOGETHER
 from mkcompile.runtime.identity import LaunchIdentity
-from mkcompile.runtime.kernel import LoadedKernel, PeerTable, fill_workspaces, map_of_weight
-from mkcompile.runtime.kernel_config import BLOCK_K, NUM_THREADS, KernelConfig
+from mkcompile.runtime.kernel import LoadedKernel, PeerTable, Prepared, fill_workspaces, map_of_weight
+from mkcompile.runtime.kernel_config import BLOCK_K, KernelConfig
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.trace.record import Recorder
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
@@ -289,12 +289,8 @@ def _launch_attributes(config: KernelConfig, share_device: bool) -> list[driver.
     return [early, *([driver.cluster_attribute(config.split)] if config.split > 1 else [])]
 
 
-class PreparedGather:
-    """A launch with its argument blocks filled in: `run` may be called again while pointers and sizes stay the same.
-
-    It keeps no reference to memory. It is not for two threads at once.
-    Raises: OperatorInputError, WorkspaceError.
-    """
+class PreparedGather(Prepared):
+    """A launch of gathered rows. Raises: OperatorInputError, WorkspaceError."""
 
     def __init__(self, kernel: LoadedKernel, launch: GatherLaunch) -> None:
         _check(kernel.config, launch)
@@ -304,49 +300,24 @@ class PreparedGather:
         if kernel.config.trace and launch.trace is not None:
             launch.trace.stamp(packed, f"{self.identity.text}, grid {launch.schedule.grid}", launch.peers.group)
         attributes = _launch_attributes(kernel.config, launch.peers.share_device)
-        self._kernel, self._attributes = kernel, (driver.LaunchAttribute * len(attributes))(*attributes)
-        config = driver.LaunchConfig(
-            grid=(launch.schedule.grid, 1, 1),
-            block=(NUM_THREADS, 1, 1),
-            shared_bytes=kernel.config.shared_bytes,
-            attributes=ctypes.cast(self._attributes, ctypes.POINTER(driver.LaunchAttribute)),
-            num_attributes=len(attributes),
-        )
-        self._take(packed, gather, config)
-
-    def _take(
-        self, packed: abi.KernelArguments, gather: gather_abi.GatherArguments, config: driver.LaunchConfig
-    ) -> None:
-        self._packed, self._gather, self._config = packed, gather, config
-        self._stream = 0
-        self._captured = False
-        self._launch = driver.library().cuLaunchKernelEx
-        self._config_reference = ctypes.byref(config)
-        self._parameters = (ctypes.c_void_p * 2)(ctypes.addressof(packed), ctypes.addressof(gather))
+        self._set_up(kernel, launch.schedule.grid, attributes, packed, gather)
 
     def moved(self, shard: int, weights: tuple[int, ...], outs: tuple[int, ...], biases: tuple[int, ...],
               result: int) -> PreparedGather:  # fmt: skip
         """The same launch of operands that lie elsewhere, at the same strides, at multiples of 16."""
-        twin = object.__new__(PreparedGather)
-        twin._kernel, twin._attributes, twin.identity = self._kernel, self._attributes, self.identity
-        config = driver.LaunchConfig.from_buffer_copy(self._config)
-        config.stream = 0
-        twin._take(abi.aligned_block(abi.KernelArguments), abi.aligned_block(gather_abi.GatherArguments), config)
-        packed, gather = ctypes.addressof(twin._packed), ctypes.addressof(twin._gather)
-        ctypes.memmove(packed, ctypes.addressof(self._packed), ctypes.sizeof(self._packed))
-        ctypes.memmove(gather, ctypes.addressof(self._gather), ctypes.sizeof(self._gather))
-        twin._packed.is_captured = False
+        twin = self._twin()
+        words, rows = twin.arguments
+        packed, gather = ctypes.addressof(words), ctypes.addressof(rows)
+        rows.shard, rows.result = shard, result
         if self._kernel.config.streams:
-            twin._packed.out_address, twin._packed.bias = outs[0], biases[0]
+            words.out_address, words.bias = outs[0], biases[0]
             tensor_map.move(packed + _WEIGHT_OFFSET, weights[0])
-            twin._gather.shard = shard
             return twin
         tensor_map.move(packed + _A_OFFSET, shard)
         for i, (weight, out) in enumerate(zip(weights, outs, strict=True)):
             tensor_map.move(packed + _WEIGHT_OFFSET + i * abi.TENSOR_MAP_BYTES, weight)
             tensor_map.move(gather + gather_abi.OUT_OFFSET + i * abi.TENSOR_MAP_BYTES, out)
-            twin._gather.bias[i] = biases[i]
-        twin._gather.shard, twin._gather.result = shard, result
+            rows.bias[i] = biases[i]
         if result:
             tensor_map.move(gather + gather_abi.GATHERED_OFFSET, result)
         return twin
@@ -354,17 +325,5 @@ class PreparedGather:
     @property
     def arguments(self) -> tuple[abi.KernelArguments, gather_abi.GatherArguments]:
         """The argument blocks, for the kernels round the copy engine's transfers."""
-        return self._packed, self._gather
-
-    def run(self, stream: int, captured: bool = False) -> None:
-        """Enqueue it on a stream of the kernel's device, which must be current; `captured`: into a graph.
-
-        Raises: DriverError.
-        """
-        if captured != self._captured:
-            self._captured = self._packed.is_captured = captured
-        if stream != self._stream:
-            self._stream = self._config.stream = stream
-        code = self._launch(self._config_reference, self._kernel.function, self._parameters, None)
-        if code:
-            driver.check(f"cuLaunchKernelEx({self._kernel.config.name}, grid {self._config.grid[0]})", code)
+        packed, gather = self._blocks
+        return packed, gather

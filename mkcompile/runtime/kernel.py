@@ -14,9 +14,11 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, Self
 
 from mkcompile.errors import OperatorInputError
 from mkcompile.runtime import abi, driver, identity, network_abi, nvrtc, tensor_map
+from mkcompile.runtime.identity import LaunchIdentity
 from mkcompile.runtime.kernel_cache import compiled
 from mkcompile.runtime.kernel_config import BLOCK_K, NUM_THREADS, KernelConfig
 from mkcompile.runtime.network_layout import NetworkTable, network_slots
@@ -257,10 +259,6 @@ def fill_workspaces(packed: abi.KernelArguments, peers: PeerTable) -> None:
         net.counters_offset = layout.network_counters_offset
 
 
-def _new_arguments(config: KernelConfig) -> abi.KernelArguments:
-    return abi.aligned_block(abi.KernelArguments if config.network == "none" else network_abi.NetworkLaunchArguments)
-
-
 def _fill_network(packed: network_abi.NetworkLaunchArguments, config: KernelConfig, arguments: LaunchArguments) -> None:
     """How the launch divides its staging region."""
     assert arguments.peers is not None
@@ -275,93 +273,44 @@ def _fill_network(packed: network_abi.NetworkLaunchArguments, config: KernelConf
     net.final_inbox_offset, net.final_outbox_offset = slots.final_inbox_offset, slots.final_outbox_offset
 
 
-class PreparedLaunch:
-    """A launch with its argument block filled in: `run` may be called again while pointers and sizes stay the same.
+class Prepared:
+    """A launch with its argument blocks filled in: `run` may be called again while pointers and sizes stay the same.
 
     It keeps no reference to memory; the caller keeps operands and workspaces alive until the stream is done. It is not
     for two threads at once.
-    Raises: OperatorInputError, WorkspaceError.
     """
 
-    def __init__(self, kernel: LoadedKernel, arguments: LaunchArguments) -> None:
-        config, schedule, size = kernel.config, arguments.schedule, arguments.size
-        _check_arguments(config, arguments)
-        packed = _new_arguments(config)
-        packed.m, packed.n, packed.terms, packed.segments = size.m, size.n, len(arguments.terms), arguments.segments
-        packed.raster_group, packed.lag, packed.pace_ns = schedule.raster_group, schedule.lag, schedule.pace_ns
-        packed.bias, packed.scale = arguments.bias, arguments.scale
-        owners = size.world if config.operator == "gemm_reduce_scatter" else 1
-        packed.segment_rows = size.m // (arguments.segments * owners)
-        if config.reduces and not config.streams and schedule.lag < 1:
-            raise OperatorInputError("an operator with peers needs a lag of at least one tile")
-        _fill_maps(packed, config, arguments)
-        _fill_peers(packed, config, arguments)
-        self._common = identity.of_launch(config, packed)
-        self._identify(packed, arguments.peers.outs_offset if arguments.peers else -1)
-        if config.trace and arguments.trace is not None:
-            group = arguments.peers.group if arguments.peers else ()
-            arguments.trace.stamp(packed, f"{self.identity.text}, grid {schedule.grid}", group)
-        self._kernel = kernel
-        attributes = self._launch_attributes(config, arguments.peers)
-        self._attributes = (driver.LaunchAttribute * max(1, len(attributes)))(*attributes)
+    identity: LaunchIdentity
+
+    def _set_up(
+        self, kernel: LoadedKernel, grid: int, attributes: list[driver.LaunchAttribute], *blocks: ctypes.Structure
+    ) -> None:
+        """`blocks`: all arguments of the kernel, `LaunchArguments` first."""
+        self._kernel, self._attributes = kernel, (driver.LaunchAttribute * max(1, len(attributes)))(*attributes)
         launch_config = driver.LaunchConfig(
-            grid=(schedule.grid, 1, 1),
+            grid=(grid, 1, 1),
             block=(NUM_THREADS, 1, 1),
-            shared_bytes=config.shared_bytes,
+            shared_bytes=kernel.config.shared_bytes,
             attributes=ctypes.cast(self._attributes, ctypes.POINTER(driver.LaunchAttribute)),
             num_attributes=len(attributes),
         )
-        self._take(packed, launch_config)
+        self._stream, self._captured = 0, False
+        self._launch, self._function = driver.library().cuLaunchKernelEx, kernel.function
+        self._take(launch_config, blocks)
 
-    @staticmethod
-    def _launch_attributes(config: KernelConfig, peers: PeerTable | None) -> list[driver.LaunchAttribute]:
-        """Blocks of a streaming kernel wait only for the same block of a peer, and those before it always end: not all
-        need be resident at once. They wait for earlier work themselves. Source: docs/decisions/306-few-rows.md.
-        """
-        if config.streams:
-            clusters = [driver.cluster_attribute(config.split)] if config.split > 1 else []
-            return clusters if peers is not None and peers.share_device else [*clusters, driver.early_attribute()]
-        return [driver.cooperative_attribute()] if config.reduces else []
-
-    def _take(self, packed: abi.KernelArguments, launch_config: driver.LaunchConfig) -> None:
+    def _take(self, launch_config: driver.LaunchConfig, blocks: tuple[Any, ...]) -> None:
         """The call's arguments as ctypes takes them without a conversion."""
-        self._packed, self._config = packed, launch_config
-        self._stream = 0
-        self._captured = False
-        self._launch = driver.library().cuLaunchKernelEx
+        self._blocks, self._packed, self._config = blocks, blocks[0], launch_config
         self._config_reference = ctypes.byref(launch_config)
-        self._function = self._kernel.function
-        self._parameters = (ctypes.c_void_p * 1)(ctypes.addressof(packed))
+        self._parameters = (ctypes.c_void_p * len(blocks))(*map(ctypes.addressof, blocks))
 
-    def _identify(self, packed: abi.KernelArguments, outs_offset: int) -> None:
-        """`outs_offset`: as in the peer table."""
-        self.identity = self._common if outs_offset < 0 else identity.with_result(self._common, outs_offset)
-        packed.identity = self.identity.number
-
-    def moved(self, addresses: tuple[int, ...], outs: tuple[int, ...] = (), outs_offset: int = -1) -> PreparedLaunch:
-        """The same launch of operands that lie elsewhere, at the same strides; a fraction of preparing it anew.
-
-        `addresses`: of all a, all weights, the result, and the bias if there is one, each a multiple of 16. `outs` and
-        `outs_offset`: as in the peer table.
-        """
-        twin = object.__new__(PreparedLaunch)
-        twin._kernel, twin._attributes, twin._common = self._kernel, self._attributes, self._common
-        launch_config = driver.LaunchConfig.from_buffer_copy(self._config)
-        launch_config.stream = 0
-        twin._take(_new_arguments(self._kernel.config), launch_config)
-        packed, base, terms = twin._packed, ctypes.addressof(twin._packed), self._packed.terms
-        ctypes.memmove(base, ctypes.addressof(self._packed), ctypes.sizeof(packed))
-        packed.is_captured = False
-        for i in range(terms):
-            tensor_map.move(base + _A_OFFSET + i * abi.TENSOR_MAP_BYTES, addresses[i])
-            tensor_map.move(base + _WEIGHT_OFFSET + i * abi.TENSOR_MAP_BYTES, addresses[terms + i])
-        packed.out_address = addresses[2 * terms]
-        if not self._kernel.config.streams:
-            tensor_map.move(base + _OUT_OFFSET, addresses[2 * terms])
-        for rank, address in enumerate(outs):
-            tensor_map.move(base + _PEER_OUT_OFFSET + rank * abi.TENSOR_MAP_BYTES, address)
-        twin._identify(packed, outs_offset)
-        packed.bias = addresses[-1] if self._kernel.config.has_bias else 0
+    def _twin(self) -> Self:
+        """The same launch with argument blocks of its own, to be changed."""
+        twin = object.__new__(type(self))
+        twin._kernel, twin._attributes, twin.identity = self._kernel, self._attributes, self.identity
+        twin._stream, twin._captured = self._stream, self._captured
+        twin._launch, twin._function = self._launch, self._function
+        twin._take(driver.LaunchConfig.from_buffer_copy(self._config), tuple(map(abi.aligned_copy, self._blocks)))
         return twin
 
     def run(self, stream: int, captured: bool = False) -> None:
@@ -376,6 +325,68 @@ class PreparedLaunch:
         code = self._launch(self._config_reference, self._function, self._parameters, None)
         if code:
             driver.check(f"cuLaunchKernelEx({self._kernel.config.name}, grid {self._config.grid[0]})", code)
+
+
+class PreparedLaunch(Prepared):
+    """A launch of one product. Raises: OperatorInputError, WorkspaceError."""
+
+    def __init__(self, kernel: LoadedKernel, arguments: LaunchArguments) -> None:
+        config, schedule, size = kernel.config, arguments.schedule, arguments.size
+        _check_arguments(config, arguments)
+        packed = abi.aligned_block(
+            abi.KernelArguments if config.network == "none" else network_abi.NetworkLaunchArguments
+        )
+        packed.m, packed.n, packed.terms, packed.segments = size.m, size.n, len(arguments.terms), arguments.segments
+        packed.raster_group, packed.lag, packed.pace_ns = schedule.raster_group, schedule.lag, schedule.pace_ns
+        packed.bias, packed.scale = arguments.bias, arguments.scale
+        owners = size.world if config.operator == "gemm_reduce_scatter" else 1
+        packed.segment_rows = size.m // (arguments.segments * owners)
+        if config.reduces and not config.streams and schedule.lag < 1:
+            raise OperatorInputError("an operator with peers needs a lag of at least one tile")
+        _fill_maps(packed, config, arguments)
+        _fill_peers(packed, config, arguments)
+        self._common = identity.of_launch(config, packed)
+        self._identify(packed, arguments.peers.outs_offset if arguments.peers else -1)
+        if config.trace and arguments.trace is not None:
+            group = arguments.peers.group if arguments.peers else ()
+            arguments.trace.stamp(packed, f"{self.identity.text}, grid {schedule.grid}", group)
+        self._set_up(kernel, schedule.grid, self._launch_attributes(config, arguments.peers), packed)
+
+    @staticmethod
+    def _launch_attributes(config: KernelConfig, peers: PeerTable | None) -> list[driver.LaunchAttribute]:
+        """Blocks of a streaming kernel wait only for the same block of a peer, and those before it always end: not all
+        need be resident at once. They wait for earlier work themselves. Source: docs/decisions/306-few-rows.md.
+        """
+        if config.streams:
+            clusters = [driver.cluster_attribute(config.split)] if config.split > 1 else []
+            return clusters if peers is not None and peers.share_device else [*clusters, driver.early_attribute()]
+        return [driver.cooperative_attribute()] if config.reduces else []
+
+    def _identify(self, packed: abi.KernelArguments, outs_offset: int) -> None:
+        """`outs_offset`: as in the peer table."""
+        self.identity = self._common if outs_offset < 0 else identity.with_result(self._common, outs_offset)
+        packed.identity = self.identity.number
+
+    def moved(self, addresses: tuple[int, ...], outs: tuple[int, ...] = (), outs_offset: int = -1) -> PreparedLaunch:
+        """The same launch of operands that lie elsewhere, at the same strides; a fraction of preparing it anew.
+
+        `addresses`: of all a, all weights, the result, and the bias if there is one, each a multiple of 16. `outs` and
+        `outs_offset`: as in the peer table.
+        """
+        twin = self._twin()
+        twin._common = self._common
+        packed, base, terms = twin._packed, ctypes.addressof(twin._packed), self._packed.terms
+        for i in range(terms):
+            tensor_map.move(base + _A_OFFSET + i * abi.TENSOR_MAP_BYTES, addresses[i])
+            tensor_map.move(base + _WEIGHT_OFFSET + i * abi.TENSOR_MAP_BYTES, addresses[terms + i])
+        packed.out_address = addresses[2 * terms]
+        if not self._kernel.config.streams:
+            tensor_map.move(base + _OUT_OFFSET, addresses[2 * terms])
+        for rank, address in enumerate(outs):
+            tensor_map.move(base + _PEER_OUT_OFFSET + rank * abi.TENSOR_MAP_BYTES, address)
+        twin._identify(packed, outs_offset)
+        packed.bias = addresses[-1] if self._kernel.config.has_bias else 0
+        return twin
 
 
 def launch(kernel: LoadedKernel, arguments: LaunchArguments, stream: int) -> None:
