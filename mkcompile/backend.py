@@ -71,15 +71,15 @@ class FusionPass(fusion_pass.FusionPass):
 
     def _judge_by_plan(self, problem: Problem, known: Basis | None = None) -> float | Reason:
         basis = known or basis_of(self._machine)
-        return judge_for(basis.topology, policy_of(self._machine), basis.tuned)(problem)
+        return judge_for(basis.topology, policy_of(), basis.tuned)(problem)
 
     def _judge_by_kernels(self, problem: Problem, known: Basis | None = None) -> float | Reason:
         basis = known or basis_of(self._machine)
-        return kernels_first(basis.topology, policy_of(self._machine))(problem)
+        return kernels_first(basis.topology, policy_of())(problem)
 
     def _known(self) -> str:
         """What decisions depend on: measured times are among it, but the same ones on all ranks of a group."""
-        policy = policy_of(self._machine)
+        policy = policy_of()
         kernels = "all" if policy.available is None else ",".join(sorted(policy.available))
         names = fusion_pass.group_names() if self._groups is None else self._groups
         known = [f"{name} {_text(basis_of(self._machine, name))}" for name in names] or [_text(basis_of(self._machine))]

@@ -82,12 +82,12 @@ def _report(record: Recorder, request: Request, planner: Planner) -> Report:
         graphs=rows.graphs,
         breaks=tuple(found),
         timelines=timeline.predict(rows.graphs, rows.collectives, planner.topology),
-        notes=(NO_COLLECTIVE,) if nothing else _notes_on(rows),
+        notes=(NO_COLLECTIVE,) if nothing else _notes_on(rows, planner),
     )
 
 
-def _notes_on(rows: Rows) -> tuple[str, ...]:
-    return (*boundaries.notes_on(rows.collectives, rows.graphs), *unbuilt.notes_on(rows.collectives))
+def _notes_on(rows: Rows, planner: Planner) -> tuple[str, ...]:
+    return (*boundaries.notes_on(rows.collectives, rows.graphs), *unbuilt.notes_on(rows.collectives, planner))
 
 
 def _name(model: Callable[..., Any]) -> str:

@@ -87,7 +87,7 @@ def planner_for(options: Options) -> Planner:
         name=name,
         topology=topology,
         tuned=load_results(topology),
-        policy=replace(policy_of(name), fuse=options.fuse),
+        policy=replace(policy_of(), fuse=options.fuse),
         rehearsed=name == PROBE and not torch.cuda.is_available(),
     )
 

@@ -1,23 +1,35 @@
-"""Operators that the planner knows and no GPU has a kernel for yet."""
+"""What kernels would gain that the planner knows and that do not exist yet. No plan and no total counts on them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from mkcompile.inspect.predict import Planner
 from mkcompile.inspect.rows import Collective
-from mkcompile.runtime.tactics import AVAILABLE
+from mkcompile.inspect.units import time_text
+from mkcompile.plan.judge import predict
 
 
-def notes_on(rows: Sequence[Collective]) -> list[str]:
-    """A sentence for each operator that a machine which is not here was planned with, though it has no kernel yet."""
-    with_kernel = {name.split("/")[0] for name in AVAILABLE}
-    sites: dict[str, set[int]] = {}
+def notes_on(rows: Sequence[Collective], planner: Planner) -> list[str]:
+    """One sentence where such kernels would be faster than what is planned: which, at what sites, and by how much."""
+    names: set[str] = set()
+    sites: set[int] = set()
+    planned_s = with_them_s = 0.0
     for row in rows:
-        planned = row.estimate is not None and row.estimate.decision == "fuse" and row.estimate.fused_s is not None
-        if row.fused and planned and row.problem is not None and row.problem.operator not in with_kernel:
-            sites.setdefault(row.problem.operator, set()).add(row.site)
+        if row.site in sites or row.problem is None or not row.fused:
+            continue
+        known = predict(row.problem, planner.topology, planner.policy)
+        free = predict(row.problem, planner.topology, replace(planner.policy, available=None))
+        if free.refusal is None and free.saving_s > known.saving_s:
+            plan = free.decision.plan
+            names.add(f"{plan.operator}/{plan.variant}")
+            sites.add(row.site)
+            planned_s += known.unfused_s - known.saving_s
+            with_them_s += free.unfused_s - free.saving_s
+    if not sites:
+        return []
     return [
-        f"{operator} (site {', '.join(map(str, sorted(numbers)))}) is planned, and has no kernel yet: GPUs leave it to "
-        "smaller operators, whose collectives are fused one by one"
-        for operator, numbers in sorted(sites.items())
+        f"kernels that do not exist yet ({', '.join(sorted(names))}) would take {time_text(with_them_s)} in place of "
+        f"{time_text(planned_s)} at site {', '.join(map(str, sorted(sites)))}: no plan and no total counts on them"
     ]

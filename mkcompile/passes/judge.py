@@ -32,7 +32,7 @@ WITHOUT_KERNEL = 1e-12
 def kernels_first(topology: Topology, policy: Policy) -> Judge:
     """The judge that fuses whatever is legal, as `fuse_all`, but prefers sites that a kernel takes on this machine.
 
-    Where the policy names no kernels, nothing runs here, and all sites are alike.
+    Under a policy that does not say which kernels exist, all sites are alike.
     """
     if policy.available is None:
         return fuse_all

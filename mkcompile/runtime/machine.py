@@ -13,13 +13,13 @@ from torch.distributed import ProcessGroup
 from mkcompile.config import foreign_settings, settings
 from mkcompile.ops.groups import find
 from mkcompile.plan.decide import Policy
+from mkcompile.plan.kernels import AVAILABLE
 from mkcompile.plan.topology import Topology, preset
 from mkcompile.runtime.abi import MAX_WORLD
 from mkcompile.runtime.network_choice import has_queues, network_gbps, transport_of_kernels
 from mkcompile.runtime.probe import local_topology
 from mkcompile.runtime.published import Basis, Published, local, numbered
 from mkcompile.runtime.reserve import FEW_SMS
-from mkcompile.runtime.tactics import AVAILABLE
 
 PROBE = "probe"
 
@@ -66,14 +66,13 @@ def own_basis() -> Basis:
     return local(_machine(_world_size()))
 
 
-def policy_of(name: str) -> Policy:
-    """What may be fused there: on this host's GPUs what kernels exist for, elsewhere what the planner knows.
+def policy_of() -> Policy:
+    """What may be fused there: what kernels exist for, also where a preset stands for a machine that is not here.
 
     Launches are taken to leave as few SMs as those of most compiled graphs do; a launch decides anew.
     """
-    is_here = name == PROBE and torch.cuda.is_available()
     reserve_sms = settings().sm_reserve if settings().is_sm_reserve_given else FEW_SMS
-    return Policy(reserve_sms=reserve_sms, available=AVAILABLE if is_here else None, max_ranks=MAX_WORLD)
+    return Policy(reserve_sms=reserve_sms, available=AVAILABLE, max_ranks=MAX_WORLD)
 
 
 @cache

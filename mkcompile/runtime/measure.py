@@ -19,6 +19,7 @@ from mkcompile.ops.problem import Problem
 from mkcompile.ops.registry import Call
 from mkcompile.plan import key
 from mkcompile.plan.exchange import Ranks
+from mkcompile.plan.kernels import AVAILABLE
 from mkcompile.plan.plan import Plan
 from mkcompile.plan.reference import Maker
 from mkcompile.plan.tune_command import Bench
@@ -27,9 +28,9 @@ from mkcompile.runtime.gather_form import GatherForm, gather_form_of
 from mkcompile.runtime.kernel import compile_kernel
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.launcher import Launcher
-from mkcompile.runtime.machine import PROBE, own_basis, policy_of
+from mkcompile.runtime.machine import own_basis, policy_of
 from mkcompile.runtime.platform import Platform
-from mkcompile.runtime.tactics import AVAILABLE, Given, from_plan, gather_from_plan
+from mkcompile.runtime.tactics import Given, from_plan, gather_from_plan
 
 # Host time of enqueueing one call of a reference, and more: the device is kept busy with nothing until all are there.
 _BACKLOG_CYCLES = 600_000
@@ -183,7 +184,7 @@ def gpu_bench() -> Bench:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    topology, policy = own_basis().topology, policy_of(PROBE)
+    topology, policy = own_basis().topology, policy_of()
     max_grid = topology.gpu.num_sms - policy.reserve_sms
     return Bench(
         topology=topology,

@@ -10,6 +10,7 @@ from mkcompile.config import settings
 from mkcompile.ops.groups import find
 from mkcompile.ops.registry import Call
 from mkcompile.plan.decide import Policy
+from mkcompile.plan.kernels import AVAILABLE
 from mkcompile.plan.key import fuse_of
 from mkcompile.plan.placement import placed
 from mkcompile.plan.plan import Plan
@@ -34,14 +35,6 @@ from mkcompile.runtime.published import Basis, Published
 from mkcompile.runtime.stream_schedule import StreamForm, Way, can_stream, stream_tactic
 from mkcompile.runtime.tile_schedule import TileSchedule
 
-#: Kernels that the launcher has, for the planner's policy. Results that stay in their graph are stored `direct`.
-AVAILABLE = frozenset(
-    {
-        "gemm_reduce_scatter/push", "gemm_reduce_scatter/stream", "gemm_all_reduce/staged", "gemm_all_reduce/stream",
-        "all_gather_gemm/push", "all_gather_gemm/copy_engine", "all_gather_gemm/library",
-        "all_gather_gemm/remote_read", "all_gather_gemm/pull", "all_gather_gemm/stream",
-    }
-)  # fmt: skip
 _LOG = logging.getLogger(__name__)
 _USUAL_GRID = 128
 _WAYS: Mapping[str, Way] = {"turns": "turns", "handed": "handed"}

@@ -150,14 +150,17 @@ def test_auto_asks_the_planner_about_the_machine(fake_world: int, topology: str)
     assert fusion._judge(no_kernel) is Reason.DTYPE
 
 
-def test_always_prefers_what_has_a_kernel_here(fake_world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("topology", ["probe", "8xh200"])
+def test_what_has_a_kernel_comes_first_whichever_machine_is_planned_for(
+    fake_world: int, topology: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reduction = Problem(operator="gemm_all_reduce", m=4096, n=4096, k=4096, world_size=2, **BFLOAT16)
     network = replace(reduction, operator="ffn", hidden=8192, activation="relu")
-    fusion = mkcompile.FusionPass(Options(fuse="always"))
-    assert fusion._judge(network) > fusion._judge(reduction) > 0
-    policy = Policy(available=frozenset({"gemm_all_reduce/staged"}))
-    monkeypatch.setattr(backend, "policy_of", lambda name: policy)
-    assert fusion._judge(reduction) > fusion._judge(network) > 0
+    always = mkcompile.FusionPass(Options(fuse="always", topology=topology))
+    assert always._judge(reduction) > always._judge(network) > 0
+    assert mkcompile.FusionPass(Options(topology=topology))._judge(network) is Reason.NO_KERNEL
+    monkeypatch.setattr(backend, "policy_of", Policy)
+    assert always._judge(network) > always._judge(reduction) > 0
 
 
 def test_machine_is_part_of_the_cache_key(fake_world: int) -> None:
@@ -256,7 +259,7 @@ def test_uuid_covers(fake_world: int, monkeypatch: pytest.MonkeyPatch, where: st
 @pytest.mark.parametrize("policy", [Policy(reserve_sms=7), Policy(available=frozenset({"gemm_all_reduce/staged"}))])
 def test_uuid_covers_what_the_planner_may_do(fake_world: int, monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
     before = mkcompile.FusionPass().uuid()
-    monkeypatch.setattr(backend, "policy_of", lambda name: policy)
+    monkeypatch.setattr(backend, "policy_of", lambda: policy)
     assert mkcompile.FusionPass().uuid() != before
 
 

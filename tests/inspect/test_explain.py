@@ -19,8 +19,10 @@ from mkcompile.inspect.console import print_report
 from mkcompile.inspect.explain import Request, explain_layers, explain_request
 from mkcompile.inspect.findings import NO_COLLECTIVE
 from mkcompile.inspect.offline import fake_world
+from mkcompile.inspect.predict import planner_for
 from mkcompile.inspect.report import Report
 from mkcompile.passes.reason import Reason
+from mkcompile.plan.kernels import AVAILABLE
 from tests.inspect.models import Broken, ByHand, sequence_parallel_mlp, tensor_parallel_mlp
 
 ALWAYS = {"mkernel.fuse": "always"}
@@ -86,12 +88,16 @@ def test_nothing_is_fused_under_never_and_the_graph_stays(world: None) -> None:
     assert not any(node.role == "fused" for pair in report.graphs for node in pair.after.nodes)
 
 
-def test_a_planned_operator_without_a_kernel_is_pointed_out(tensor_report: Report) -> None:
-    built = tensor_report.collectives[0]
-    assert built.problem is not None and unbuilt.notes_on(tensor_report.collectives) == []
-    planned = replace(built, operator="ffn", problem=replace(built.problem, operator="ffn", hidden=64))
-    (note,) = unbuilt.notes_on([planned, planned])
-    assert note.startswith(f"ffn (site {built.site}) is planned, and has no kernel yet")
+def test_a_machine_that_is_not_here_is_planned_with_the_kernels_that_exist(tensor_report: Report) -> None:
+    """Each has a plan of one of them, and the note alone speaks of what others would gain."""
+    for row in tensor_report.collectives:
+        assert row.estimate is not None and row.estimate.decision == "fuse"
+        assert f"{row.operator}/{row.estimate.plan.split()[0]}" in AVAILABLE
+    (note,) = tensor_report.notes
+    assert note.startswith("kernels that do not exist yet (gemm_all_reduce/") and "at site 1, 2:" in note
+    planner = planner_for(Options(topology="8xh200"))
+    every = replace(planner, policy=replace(planner.policy, available=None))
+    assert unbuilt.notes_on(tensor_report.collectives, every) == []
 
 
 def test_a_planner_refusal_keeps_its_prediction(world: None) -> None:

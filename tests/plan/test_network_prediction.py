@@ -15,7 +15,7 @@ from mkcompile.ops.problem import Problem
 from mkcompile.plan import PRESETS, Decision, Policy, decide
 from mkcompile.plan.constants import constants
 from mkcompile.plan.gemm_cost import Gemm, cublas_us
-from mkcompile.runtime.tactics import AVAILABLE
+from mkcompile.plan.kernels import AVAILABLE
 from tests.plan.problems import problem
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "results" / "2xh200" / "network.jsonl"

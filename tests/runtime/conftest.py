@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from mkcompile.plan.kernels import AVAILABLE
 from mkcompile.runtime import driver, tensor_map
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.launcher import Launcher
 from mkcompile.runtime.machine import own_basis
-from mkcompile.runtime.tactics import AVAILABLE, Planned
+from mkcompile.runtime.tactics import Planned
 from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
 
 #: The kernels for many rows with their largest tile, also where few would get others.

@@ -18,13 +18,14 @@ from mkcompile.plan.buckets import entry_name
 from mkcompile.plan.candidates import Site, candidates
 from mkcompile.plan.decide import Policy, unfused_plan
 from mkcompile.plan.disk import Measured, Results
+from mkcompile.plan.kernels import AVAILABLE
 from mkcompile.plan.table import PlanTable
 from mkcompile.plan.topology import preset
 from mkcompile.runtime import abi
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.launcher import Launcher
 from mkcompile.runtime.published import Basis
-from mkcompile.runtime.tactics import AVAILABLE, Planned
+from mkcompile.runtime.tactics import Planned
 from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
 
 GROUP = "0"

@@ -12,13 +12,13 @@ from mkcompile.errors import UnsupportedDeviceError
 from mkcompile.ops.problem import Problem
 from mkcompile.plan.candidates import Site, candidates
 from mkcompile.plan.decide import Policy
+from mkcompile.plan.kernels import AVAILABLE
 from mkcompile.plan.plan import Plan
 from mkcompile.plan.reference import Maker
 from mkcompile.plan.topology import preset
 from mkcompile.runtime import measure
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.measure import KernelMeasurer, num_calls
-from mkcompile.runtime.tactics import AVAILABLE
 from tests.plan.problems import problem
 from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
 

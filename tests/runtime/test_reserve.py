@@ -20,7 +20,7 @@ from mkcompile.runtime import reserve
 from mkcompile.runtime.abi import MAX_WORLD
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.launcher import Launcher
-from mkcompile.runtime.machine import PROBE, own_basis, policy_of
+from mkcompile.runtime.machine import own_basis, policy_of
 from mkcompile.runtime.tactics import Given, Planned
 from tests.runtime.conftest import PANELS
 from tests.runtime.fakes import FakeDriver, FakePlatform, lone_group
@@ -169,8 +169,8 @@ def test_grids_shrink_under_the_lock_of_the_device(kind: type, platform: FakePla
 
 
 def test_sites_are_judged_by_what_most_compiled_graphs_leave() -> None:
-    assert policy_of(PROBE).reserve_sms == FEW
+    assert policy_of().reserve_sms == FEW
 
 
 def test_sites_are_refused_where_launches_would_be() -> None:
-    assert policy_of(PROBE).max_ranks == policy_of("2x8xh200").max_ranks == MAX_WORLD
+    assert policy_of().max_ranks == MAX_WORLD
