@@ -198,6 +198,38 @@ def test_command_writes_table_json_and_plot(tmp_path: Path, capsys: pytest.Captu
     assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
+def test_command_plans_with_the_kernels_that_exist_and_says_what_others_would_add(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = [
+        "--model",
+        "llama3-70b",
+        "--tensor",
+        "8",
+        "--no-sequence",
+        "--tokens",
+        "16",
+        "--forward",
+        "--json",
+        str(tmp_path / "a.json"),
+    ]
+    found = []
+    for more in ([], ["--hypothetical"]):
+        assert main([*few, *more]) == 0
+        (row,) = json.loads((tmp_path / "a.json").read_text())["rows"]
+        found.append((row["fused_s"], {one["operator"] for one in row["operators"]}))
+    said = " ".join(capsys.readouterr().out.split())
+    (here_s, here), (there_s, there) = found
+    assert "ffn" in there - here and there_s < here_s
+    assert said.count("(--hypothetical)") == 1 and f"{there_s * 1e3:.1f} ms, not {here_s * 1e3:.1f}" in said
+
+
+def test_command_refuses_a_plot_that_nobody_can_write(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--plot", "steps.txt"])
+    assert ended.value.code == 2 and "'steps.txt' must end in .png, .svg, .pdf" in capsys.readouterr().err
+
+
 def test_command_scales_over_nodes(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     assert main(["--model", "llama3-8b", "--nodes", "1", "2", "--forward", "--json", str(path)]) == 0
