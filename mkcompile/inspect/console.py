@@ -31,6 +31,7 @@ def print_report(report: Findings, console: Console) -> None:
         console.print(note)
     if report.collectives:
         console.print(_table(report, narrow=console.width < _NARROW))
+    _print_references(report, console)
     _print_refusals(report, console)
     for one in report.breaks:
         console.print(Text.assemble(("graph break ", "bold yellow"), (one.where, "bold"), f": {one.sentence}"))
@@ -69,6 +70,16 @@ def _cells(one: Collective, tuned: bool) -> list[str | Text]:
     measured = (estimate.measured_unfused_s, estimate.measured_fused_s) if estimate else (None, None)
     times = (estimate.unfused_s, estimate.fused_s, estimate.ceiling_s) if estimate else (None, None, None)
     return [became, *map(time_text, times), *([", ".join(map(time_text, measured))] if tuned else [])]
+
+
+def _print_references(report: Findings, console: Console) -> None:
+    by_sentence: dict[str, dict[str, None]] = {}
+    for one in report.collectives:
+        if one.by_reference and one.estimate:
+            by_sentence.setdefault(one.estimate.decision.removeprefix("keep: "), {})[f"#{one.site}"] = None
+    for sentence, sites in by_sentence.items():
+        text = f": {sentence}; the operator runs as its reference, GEMM and then collective: no gain is predicted"
+        console.print(Text.assemble(("by reference ", "bold yellow"), (" ".join(sites), "bold"), text))
 
 
 def _print_refusals(report: Findings, console: Console) -> None:

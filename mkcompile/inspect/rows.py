@@ -42,6 +42,11 @@ class Collective:
         return self.operator is not None
 
     @property
+    def by_reference(self) -> bool:
+        """Did it become an operator that no kernel takes there? It computes what the graph did, as it did."""
+        return self.fused and self.estimate is not None and self.estimate.fused_s is None
+
+    @property
     def why(self) -> str:
         """The sentence for a collective that stayed, with the node or size that decided it."""
         if self.reason is None:

@@ -69,9 +69,14 @@ class _Clocks:
 def predict(graphs: Sequence[GraphPair], rows: Sequence[Collective], topology: Topology) -> Timelines:
     """Both timelines; a site that the planner gave no estimate for takes no time in the fused one."""
     costs = _Costs(topology=topology, rows=rows)
-    return Timelines(
-        unfused=_run([pair.before for pair in graphs], costs), fused=_run([pair.after for pair in graphs], costs)
-    )
+    after = [pair.before if _by_reference(index, rows) else pair.after for index, pair in enumerate(graphs)]
+    return Timelines(unfused=_run([pair.before for pair in graphs], costs), fused=_run(after, costs))
+
+
+def _by_reference(graph: int, rows: Sequence[Collective]) -> bool:
+    """Do kernels take none of the graph's operators? Then it does what it did, and nothing at once."""
+    operators = [row for row in rows if row.graph == graph and row.fused]
+    return bool(operators) and all(row.by_reference for row in operators)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

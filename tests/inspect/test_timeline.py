@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from mkcompile.inspect.explain import Request, explain_request
 from mkcompile.inspect.offline import fake_world
@@ -55,7 +58,7 @@ def test_the_step_gain_is_the_difference_of_the_ends(tensor_report: Report) -> N
     assert 0 < totals.saving_s < totals.step_unfused_s
 
 
-def test_an_operator_without_a_kernel_saves_nothing() -> None:
+def test_an_operator_without_a_kernel_saves_nothing(tmp_path: Path) -> None:
     with fake_world(4):
         model, args = tensor_parallel_mlp(width=256, tokens=64)
         options = {"mkernel.topology": "8xh200", "mkernel.fuse": "always"}
@@ -63,3 +66,12 @@ def test_an_operator_without_a_kernel_saves_nothing() -> None:
     estimates = [one.estimate for one in report.collectives if one.fused and one.estimate]
     assert estimates and all(one.fused_s is None and one.saving_s == 0 for one in estimates)
     assert report.totals.fused_s == report.totals.unfused_s > 0
+    unfused, fused = both(report)
+    assert report.totals.saving_s == 0 and not any(bar.lane == "both" for bar in fused.bars)
+    assert fused.end_s == unfused.end_s > 0
+    console = Console(file=io.StringIO(), width=120)
+    report.print(console)
+    said = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "by reference #1 #2: no kernel for this dtype" in said and "(0.0% saved)" in said
+    page = report.to_html(tmp_path / "page.html").read_text("utf-8")
+    assert "runs as its reference, GEMM and then collective: no kernel for this dtype" in page
