@@ -6,11 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import fx
+from torch._inductor import config as inductor_config
 
 from mkcompile.config import FusePolicy, ResultPolicy
 from mkcompile.ops.problem import Problem
-from mkcompile.ops.registry import arguments
+from mkcompile.ops.registry import arguments, overload
 from mkcompile.passes import facts, normalise
 from mkcompile.passes.choose import Candidate, choose
 from mkcompile.passes.finders import finders
@@ -117,8 +119,7 @@ def _choose_and_rewrite(
     for found in findings.matches:
         problem, verdict = judge(found.call.group, found.problem)
         match = replace(found, problem=problem)
-        if _has_size_of(uneven, match):
-            verdict = Reason.UNEVEN_SHARDS
+        verdict = _unfit(match, uneven) or verdict
         if isinstance(verdict, Reason):
             findings.refuse(match, verdict)
         else:
@@ -142,6 +143,15 @@ def _choose_and_rewrite(
             else:
                 findings.refuse(one.match, Reason.OVERLAPS_BETTER_SITE)
     return fused
+
+
+def _unfit(match: Match, uneven: frozenset[int]) -> Reason | None:
+    """Why the operator can't stand in what is being compiled, whatever it gains."""
+    if _has_size_of(uneven, match):
+        return Reason.UNEVEN_SHARDS
+    # Inductor's C++ wrapper crashes at lists, also where it has taken them (torch 2.13)
+    returns_list = isinstance(overload(type(match.call))._schema.returns[0].type, torch.ListType)
+    return Reason.CPP_WRAPPER if inductor_config.cpp_wrapper and returns_list else None
 
 
 def _has_size_of(sizes: frozenset[int], match: Match) -> bool:

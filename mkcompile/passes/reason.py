@@ -27,6 +27,10 @@ class Reason(Enum):
     )
     REDUCE_OP = "only sum and avg can be fused; reduce with one of them if the model allows it"
     WORLD_SIZE_ONE = "the group has one rank, so there is nothing to communicate; drop the parallelism for this axis"
+    CPP_WRAPPER = (
+        "Inductor's C++ wrapper can't call this operator, which returns a list of tensors; "
+        "compile without the option cpp_wrapper"
+    )
     GROUP_IS_NODE = (
         "the process group is a value of the graph and not a name; "
         "compile with torch.distributed.config.compile_on_one_rank=False"

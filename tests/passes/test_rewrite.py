@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor, fx
+from torch._inductor import config as inductor_config
 from torch.fx.traceback import NodeSource
 
 from mkcompile.ops.problem import Problem
@@ -199,3 +200,13 @@ def test_a_bias_of_another_dtype_stays_behind_the_operator(function: Callable[..
     graph = only(function, torch.randn(8, 16).bfloat16(), torch.randn(16, 24).bfloat16(), torch.randn(24))
     assert sum(graph.calls.values()) == 1 and "ffn" not in graph.calls
     assert_same_values(graph, WORLD_SIZE, tolerance=2e-2)
+
+
+def test_what_returns_a_list_is_left_to_the_cpp_wrapper() -> None:
+    def both(x: Tensor, w: Tensor) -> Tensor:
+        return reduced((funcol.all_gather_tensor(x, 0, GROUP) @ w) @ w.t())
+
+    with inductor_config.patch(cpp_wrapper=True):
+        graph = only(both, torch.randn(8, 16), torch.randn(16, 24))
+    assert graph.operators == Counter(gemm_all_reduce=1, CPP_WRAPPER=1)
+    assert Reason.CPP_WRAPPER in {site.reason for site in graph.sites}
