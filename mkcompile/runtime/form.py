@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
-from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
+from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter, scattered
 from mkcompile.ops.registry import Call
 from mkcompile.plan import key
 from mkcompile.runtime.abi import MAX_TERMS, MAX_WORLD
-from mkcompile.runtime.kernel_config import Broadcast, KernelConfig, WeightLayout
+from mkcompile.runtime.kernel_config import Broadcast, DtypeName, KernelConfig, WeightLayout
 from mkcompile.runtime.tile_schedule import LaunchSize
 
-_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+DTYPES: dict[torch.dtype, DtypeName] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _ALIGNED_ELEMENTS = 8
 ALIGNED_BYTES = 16
 
@@ -50,74 +50,45 @@ def staged(form: Form) -> Form:
 
 def form_of(call: Call) -> Form | str:
     """The call's form, or why no kernel takes it: the same on every rank."""
+    if not isinstance(call, (GemmReduceScatter, GemmAllReduce)):
+        return f"{call.NAME} has no kernel yet"
+    m, n, k = call.x[0].shape[0], call.w[0].shape[1], [x_MK.shape[1] for x_MK in call.x]
+    broadcast: Broadcast = "none"
     if isinstance(call, GemmReduceScatter):
         if call.dim == len(call.shape) - 1:
             return "scattering the last dimension has no kernel"
-        refusal = _refusal(call)
-        return refusal or _reduce_scatter(call)
-    if isinstance(call, GemmAllReduce):
-        refusal = _refusal(call)
-        return refusal or _all_reduce(call)
-    return f"{call.NAME} has no kernel yet"
+        out_shape, segments = scattered(call.shape, call.dim, call.world_size), prod(call.shape[: call.dim])
+    else:
+        out_shape, segments = [m, n], 1
+        broadcast = "direct" if key.STAYS in key.facts_of(call.plan_key) else "staged"
+    if len(k) > MAX_TERMS:
+        return f"one kernel sums at most {MAX_TERMS} products, not {len(k)}"
+    refusal = refusal_of(call.x[0].dtype, call.world_size, [m], [n, *k])
+    if refusal:
+        return refusal
+    return Form(
+        config=KernelConfig(
+            operator=call.NAME,  # type: ignore[arg-type]
+            broadcast=broadcast,
+            dtype=DTYPES[call.x[0].dtype],
+            weight_layout=weight_layout(call.w),
+            has_bias=call.bias is not None,
+        ),
+        size=LaunchSize(m=m, n=n, k=sum(k), world=call.world_size, segments=segments),
+        out_shape=tuple(out_shape),
+        scale=1.0 / call.world_size if call.reduce_op == "avg" else 1.0,
+    )
 
 
-def _refusal(call: Reduction) -> str:
-    x, n = call.x, call.w[0].shape[1]
-    if x[0].dtype not in _DTYPES:
-        return f"no kernel for {x[0].dtype}; use bfloat16 or float16"
-    if not 2 <= call.world_size <= MAX_WORLD:
-        return f"kernels join 2 to {MAX_WORLD} ranks, not {call.world_size}"
-    if len(x) > MAX_TERMS:
-        return f"one kernel sums at most {MAX_TERMS} products, not {len(x)}"
-    if n % _ALIGNED_ELEMENTS or any(x_MK.shape[1] % _ALIGNED_ELEMENTS for x_MK in x):
+def refusal_of(dtype: torch.dtype, world_size: int, rows: Sequence[int], aligned: Sequence[int]) -> str:
+    """Why no kernel takes it, empty if one may. `aligned`: sizes that lie beside each other in memory: n and k."""
+    if dtype not in DTYPES:
+        return f"no kernel for {dtype}; use bfloat16 or float16"
+    if not 2 <= world_size <= MAX_WORLD:
+        return f"kernels join 2 to {MAX_WORLD} ranks, not {world_size}"
+    if any(size % _ALIGNED_ELEMENTS for size in aligned):
         return f"n and k must be multiples of {_ALIGNED_ELEMENTS}"
-    if 0 in (n, x[0].shape[0], *(x_MK.shape[1] for x_MK in x)):
-        return "an empty product"
-    return ""
-
-
-def _reduce_scatter(call: GemmReduceScatter) -> Form:
-    sizes = tuple(size // call.world_size if i == call.dim else size for i, size in enumerate(call.shape))
-    return Form(
-        config=_config(call, KernelConfig(operator="gemm_reduce_scatter")),
-        size=_size(call, segments=prod(call.shape[: call.dim])),
-        out_shape=sizes,
-        scale=_scale(call),
-    )
-
-
-def _all_reduce(call: GemmAllReduce) -> Form:
-    broadcast: Broadcast = "direct" if key.STAYS in key.facts_of(call.plan_key) else "staged"
-    return Form(
-        config=_config(call, KernelConfig(operator="gemm_all_reduce", broadcast=broadcast)),
-        size=_size(call, segments=1),
-        out_shape=(call.x[0].shape[0], call.w[0].shape[1]),
-        scale=_scale(call),
-    )
-
-
-def _config(call: Reduction, base: KernelConfig) -> KernelConfig:
-    return KernelConfig(
-        operator=base.operator,
-        broadcast=base.broadcast,
-        dtype=_DTYPES[call.x[0].dtype],  # type: ignore[arg-type]
-        weight_layout=weight_layout(call.w),
-        has_bias=call.bias is not None,
-    )
-
-
-def _size(call: Reduction, segments: int) -> LaunchSize:
-    return LaunchSize(
-        m=call.x[0].shape[0],
-        n=call.w[0].shape[1],
-        k=sum(x_MK.shape[1] for x_MK in call.x),
-        world=call.world_size,
-        segments=segments,
-    )
-
-
-def _scale(call: Reduction) -> float:
-    return 1.0 / call.world_size if call.reduce_op == "avg" else 1.0
+    return "an empty product" if 0 in (*rows, *aligned) else ""
 
 
 def weight_layout(w: Sequence[Tensor]) -> WeightLayout:

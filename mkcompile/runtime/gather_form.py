@@ -10,13 +10,9 @@ from torch import Tensor
 
 from mkcompile.ops.all_gather_gemm import FORM_INPUT, AllGatherGemm
 from mkcompile.runtime import form as forms
-from mkcompile.runtime.abi import MAX_WORLD
 from mkcompile.runtime.gather_abi import MAX_WEIGHTS
 from mkcompile.runtime.gather_launch import GatherSize
 from mkcompile.runtime.kernel_config import BLOCK_K, KernelConfig
-
-_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
-_ALIGNED_ELEMENTS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,23 +42,18 @@ def gather_form_of(call: AllGatherGemm) -> GatherForm | str:
     n = tuple(weight.shape[1] for weight in call.w)
     if any(form != FORM_INPUT for form in call.forms):
         return "products other than gathered @ weight have no kernel"
-    if x.dtype not in _DTYPES:
-        return f"no kernel for {x.dtype}; use bfloat16 or float16"
-    if not 2 <= call.world_size <= MAX_WORLD:
-        return f"kernels join 2 to {MAX_WORLD} ranks, not {call.world_size}"
     if len(n) > MAX_WEIGHTS:
         return f"one kernel has at most {MAX_WEIGHTS} products of one gathered tensor, not {len(n)}"
     if columns and shape[-1] % BLOCK_K:
         return f"gathered columns must be multiples of {BLOCK_K} on each rank, not {shape[-1]}"
-    if any(size % _ALIGNED_ELEMENTS for size in (*n, shape[-1])):
-        return f"n and k must be multiples of {_ALIGNED_ELEMENTS}"
-    if 0 in (*n, *shape):
-        return "an empty product"
+    refusal = forms.refusal_of(x.dtype, call.world_size, shape, [*n, shape[-1]])
+    if refusal:
+        return refusal
     gathered = tuple(size * call.world_size if i == call.dim else size for i, size in enumerate(shape))
     return GatherForm(
         config=KernelConfig(
             operator="all_gather_gemm",
-            dtype=_DTYPES[x.dtype],  # type: ignore[arg-type]
+            dtype=forms.DTYPES[x.dtype],
             weight_layout=forms.weight_layout(call.w),
             has_bias=any(one is not None for one in call.bias),
         ),

@@ -1,8 +1,8 @@
 """The kernel source of `dispatch`: an operator call on CUDA tensors becomes one launch on the current stream.
 
 The first call of a signature decides and compiles (`Operation`); later calls come by `shortcut`, without a `Call`, and
-do a look-up, the result's allocation and a launch. Results are ordinary memory of the allocator and all work is on the
-current stream, so no tensor needs to be recorded on another one.
+do a look-up, the result's allocation and a launch. Results are ordinary memory of the allocator, or symmetric memory
+where peers store into them (`results.py`). All work is on the current stream: no tensor is recorded on another one.
 """
 
 from __future__ import annotations
@@ -272,9 +272,8 @@ class Launcher(ShortcutLauncher):
 
 def _holds(operation: _Decision, name: str) -> bool:
     """Is the decision about the group that has this name now?"""
-    if isinstance(operation, _Unfused):
-        return operation.process_group is None or operation.process_group() is find(name)
-    return operation.process_group() is find(name)
+    group = operation.process_group
+    return group is None or group() is find(name)
 
 
 def _part_of_kernels(call: Call) -> AllGatherGemm | None:
