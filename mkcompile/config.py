@@ -44,6 +44,11 @@ class Settings:
     is_sm_reserve_given: bool = False
     launches_block: bool = False
 
+    @property
+    def transport(self) -> str:
+        """`network` without its interface, NIC or, of `emulated`, speed."""
+        return self.network.partition(":")[0]
+
     def __post_init__(self) -> None:
         for name in ("arena_bytes", "timeout_s", "sm_reserve"):
             if getattr(self, name) < 0:

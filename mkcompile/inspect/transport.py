@@ -33,9 +33,8 @@ def inside(topology: Topology) -> str:
 
 def _name(*, is_here: bool) -> str:
     """The transport that is set, else the best that this host has; nothing where that can't be known."""
-    asked = settings().network.partition(":")[0]
-    if asked != "auto":
-        return f":{asked}"
+    if settings().transport != "auto":
+        return f":{settings().transport}"
     return f":{_best()}" if is_here else ""
 
 

@@ -62,10 +62,10 @@ class Prepared(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
-    """One kernel."""
+class ByKernel:
+    """One kernel; over nodes the one that moves shards goes with it."""
 
-    kernel: PreparedGather
+    kernel: PreparedGather | PreparedNetworkGather
 
     @property
     def identity(self) -> LaunchIdentity:
@@ -78,38 +78,16 @@ class Pushed:
 
 
 @dataclass(frozen=True, slots=True)
-class CopiedByEngine:
+class CopiedByEngine(ByKernel):
     """Transfers beside one kernel."""
 
-    kernel: PreparedGather
     sent: PreparedTransfers
-
-    @property
-    def identity(self) -> LaunchIdentity:
-        """What the launch is."""
-        return self.kernel.identity
 
     def run(self, tensors: GatherTensors | None, stream: int, captured: bool) -> None:
         """Raises: DriverError."""
         self.sent.start(stream)
         self.kernel.run(stream, captured)
         self.sent.finish(stream)
-
-
-@dataclass(frozen=True, slots=True)
-class OverNetwork:
-    """A kernel that moves shards over nodes beside one that multiplies."""
-
-    kernels: PreparedNetworkGather
-
-    @property
-    def identity(self) -> LaunchIdentity:
-        """What the launch is."""
-        return self.kernels.identity
-
-    def run(self, tensors: GatherTensors | None, stream: int, captured: bool) -> None:
-        """Raises: DriverError."""
-        self.kernels.run(stream, captured)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,10 +165,10 @@ class GatherSite:
             return self._by_library(launch)
         if self.mover is not None:
             grid = mover_grid(self.peers.layout.world, self.form.returned)
-            return OverNetwork(PreparedNetworkGather(self.kernel, self.mover, launch, grid))
+            return ByKernel(PreparedNetworkGather(self.kernel, self.mover, launch, grid))
         kernel = PreparedGather(self.kernel, launch) if model is None else _moved(model, tensors)
         if self.engine is None:
-            return Pushed(kernel)
+            return ByKernel(kernel)
         return CopiedByEngine(kernel, self._sent(self.engine, kernel.arguments, launch))
 
     @staticmethod
@@ -351,8 +329,8 @@ class GatherOperation(Repeatable[Tensor, Sequence[Tensor | None], list[Tensor]])
             if len(self.launches) >= _MAX_LAUNCHES:
                 self.launches.clear()
             self.launches[addresses] = prepared
-            if self.model is None and isinstance(prepared, (Pushed, CopiedByEngine)):
-                self.model = prepared.kernel
+            if isinstance(prepared, ByKernel) and isinstance(prepared.kernel, PreparedGather):
+                self.model = self.model or prepared.kernel
         return prepared
 
 

@@ -17,8 +17,7 @@ QUEUES_FOR_PROXIES = 32
 
 def transport_of_kernels() -> str:
     """The transport of `MKCOMPILE_NETWORK`; nothing under `auto`, since kernels have not run over a NIC yet."""
-    asked = settings().network.partition(":")[0]
-    return "" if asked == "auto" else asked
+    return "" if settings().transport == "auto" else settings().transport
 
 
 def has_queues(transport: str, queues: int) -> bool:

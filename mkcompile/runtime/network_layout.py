@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mkcompile.errors import WorkspaceError
+from mkcompile.plan.placement import Placement
 from mkcompile.runtime.abi import MAX_WORLD
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
@@ -104,6 +105,16 @@ class NetworkShape:
     def __post_init__(self) -> None:
         if not (0 <= self.node < self.nodes and 0 <= self.local < self.world <= MAX_WORLD):
             raise ValueError(f"no place on nodes: {self}")
+
+    @staticmethod
+    def of(placement: Placement, rank: int) -> NetworkShape:
+        """The place of a rank of the group."""
+        return NetworkShape(
+            node=placement.nodes[rank],
+            nodes=placement.num_nodes,
+            local=placement.rail_of(rank),
+            world=placement.per_node,
+        )
 
     def rail_peer(self, node: int) -> int:
         """The rank with the same number on another node, as numbered in the group."""

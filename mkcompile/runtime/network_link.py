@@ -71,15 +71,6 @@ class GroupNetwork:
     placement: Placement
     open: Opener
 
-    def shape(self, rank: int) -> NetworkShape:
-        """The place of a rank of the group."""
-        return NetworkShape(
-            node=self.placement.nodes[rank],
-            nodes=self.placement.num_nodes,
-            local=self.placement.rail_of(rank),
-            world=self.placement.per_node,
-        )
-
     def members(self, rank: int) -> tuple[int, ...]:
         """The ranks of a rank's node."""
         return self.placement.members(self.placement.nodes[rank])
@@ -127,10 +118,11 @@ class CudaLinks:
             pinned.free()
             raise
         _LOG.info("group of ranks %s: %s over %s", exchange.ranks, self.placement, proxy.device)
-        shape = GroupNetwork(placement=self.placement, open=self).shape(exchange.rank)
-        ring = local.ring
         table = NetworkTable(
-            shape=shape, ring_control=ring.control, ring_slots=ring.slots, capacity=config.ring_capacity
+            shape=NetworkShape.of(self.placement, exchange.rank),
+            ring_control=local.ring.control,
+            ring_slots=local.ring.slots,
+            capacity=config.ring_capacity,
         )
         return NetworkLink(
             table=table,

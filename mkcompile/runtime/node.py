@@ -23,4 +23,4 @@ def node_name() -> str:
     if settings().node:
         return settings().node
     name = f"{socket.gethostname()}/{_BOOT_ID.read_text().strip() if _BOOT_ID.is_file() else ''}"
-    return f"{name}/{os.getpid()}" if settings().network.partition(":")[0] == EMULATED else name
+    return f"{name}/{os.getpid()}" if settings().transport == EMULATED else name

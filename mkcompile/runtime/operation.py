@@ -96,7 +96,7 @@ class Repeatable(ABC, Generic[_Rows, _Bias, _Result]):
         may have code to load or memory to get, for which the driver waits for all kernels and holds up the proxy's
         calls, for which this launch waits. Source: docs/decisions/404-queues-of-the-device.md.
         """
-        if self.is_held and not capturing:
+        if not capturing:
             self.group.workspace.backing.settle()
 
     @abstractmethod

@@ -173,7 +173,7 @@ class Resources:
         with self._lock:
             if device.engine is None:
                 self._refuse_capture("the copy engine is not set up")
-                device.engine = self.platform.engine(device.device, self.platform.streams(device.device))
+                device.engine = self.platform.engine(device.device, device.streams)
             return device.engine
 
     def mover(self, device: Device) -> MoverDevice:
@@ -181,7 +181,7 @@ class Resources:
         with self._lock:
             if device.mover is None:
                 self._refuse_capture("the kernel that moves shards is not loaded")
-                device.mover = self.platform.mover(device.device, self.platform.streams(device.device))
+                device.mover = self.platform.mover(device.device, device.streams)
             return device.mover
 
     def _refuse_capture(self, what: str) -> None:

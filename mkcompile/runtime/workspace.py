@@ -17,7 +17,7 @@ from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.faults import FaultBoard, FaultSlot
 from mkcompile.runtime.kernel import PeerTable
 from mkcompile.runtime.kernel_config import KernelConfig
-from mkcompile.runtime.network_layout import wanted_region_bytes
+from mkcompile.runtime.network_layout import NetworkShape, wanted_region_bytes
 from mkcompile.runtime.network_link import GroupNetwork, NetworkLink
 from mkcompile.runtime.results import Results
 from mkcompile.runtime.symmetric import ABOUT, Backing, SymmetricBuffer, make_buffer
@@ -258,7 +258,7 @@ class GroupWorkspace:
         """The rail peer on each node, this rank included."""
         if self.network is None:
             return ()
-        shape = self.network.shape(self.exchange.rank)
+        shape = NetworkShape.of(self.network.placement, self.exchange.rank)
         return self._numbers(shape.rail_peer(node) for node in range(shape.nodes))
 
     def _replace(self, layout: WorkspaceLayout) -> None:

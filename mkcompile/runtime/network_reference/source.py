@@ -127,7 +127,7 @@ class NetworkReference:
 
 def network_reference() -> NetworkReference | None:
     """Where `MKCOMPILE_NETWORK` names a network; under `auto` the functional collectives stay."""
-    return NetworkReference() if settings().network.partition(":")[0] in _NETWORKS else None
+    return NetworkReference() if settings().transport in _NETWORKS else None
 
 
 def _is_on_cpu(call: Call) -> bool:
