@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
+from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._functorch import config as functorch_config
 from torch._inductor import compile_fx as inductor
 from torch._inductor import config as inductor_config
@@ -159,6 +160,17 @@ def recorder(options: dict[str, Any] | None, mode: str | None) -> Recorder:
     """
     ours, theirs = split_options(options)
     return Recorder(options=ours, patches=with_joint_pass(inductor_patches(theirs, mode), ours))
+
+
+def compiled_with(model: Callable[..., Any]) -> tuple[dict[str, Any] | None, str | None]:
+    """The options and the mode that a module was compiled with by this backend; None where it was not, or without."""
+    if not isinstance(model, OptimizedModule):
+        return None, None
+    callback: Any = model.dynamo_ctx.callback
+    wrapper: Any = innermost_backend(callback)
+    if getattr(wrapper, "compiler_name", "") != "mkernel":
+        return None, None
+    return wrapper.kwargs.get("options"), wrapper.kwargs.get("mode")
 
 
 def compile_and_run(

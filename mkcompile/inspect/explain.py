@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mkcompile.errors import OptionError
 from mkcompile.inspect import boundaries, breaks, capture, offline, timeline, unbuilt
 from mkcompile.inspect.capture import Recorder
 from mkcompile.inspect.collect import Rows, rows_of
@@ -34,7 +35,8 @@ def explain(
 ) -> Report:
     """Every collective of the model's forward and backward: fused as what, or why not; predicted and measured times.
 
-    `options` and `mode` are those of `torch.compile`; all else goes to the model. Nothing is computed and no code is
+    `options` and `mode` are those of `torch.compile`, by default those that a compiled module was compiled with by this
+    backend (of a compiled function they are not known); all else goes to the model. Nothing is computed and no code is
     generated; each rank may call it alone, unless the model has graph breaks with collectives between its graphs. A
     model on the meta device is planned with no weights allocated (see `mkcompile.inspect.offline.fake_world`).
 
@@ -46,6 +48,9 @@ def explain(
 def explain_request(request: Request) -> Report:
     """As `explain`, with everything in one struct."""
     started = time.perf_counter()
+    if request.options is None and request.mode is None:
+        options, mode = capture.compiled_with(request.model)
+        request = replace(request, options=options, mode=mode)
     record = capture.recorder(request.options, request.mode)
     planner = planner_for(record.options)
     _run(record, request)
@@ -54,11 +59,20 @@ def explain_request(request: Request) -> Report:
 
 
 def explain_layers(request_of: Callable[[int], Request], layers: int) -> Report:
-    """The report on two layers of a model, extrapolated to `layers`: what the second one adds, times the rest."""
+    """The report on two layers of a model, extrapolated to `layers`: what the second one adds, times the rest.
+
+    Raises: OptionError where the second layer adds nothing.
+    """
     one, two = explain_request(request_of(1)), explain_request(request_of(2))
+    if _num_nodes(one) == _num_nodes(two):
+        raise OptionError("one layer and two layers give the same graphs: does the function build as many as told?")
     layer = two.totals.plus(one.totals, -1)
     scale = Extrapolation(layers=layers, compiled=2, layer=layer, total=two.totals.plus(layer, layers - 2))
     return replace(two, capture_s=one.capture_s + two.capture_s, extrapolation=scale)
+
+
+def _num_nodes(report: Report) -> int:
+    return sum(len(pair.before.nodes) for pair in report.graphs)
 
 
 def _run(record: Recorder, request: Request) -> None:

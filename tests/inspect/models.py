@@ -95,6 +95,17 @@ def by_hand() -> tuple[nn.Module, tuple[Tensor]]:
     return ByHand(), (torch.ones(4, 16),)
 
 
+def layers_of_its_own(layers: int) -> tuple[nn.Module, tuple[Tensor]]:
+    """Builds one, whatever it is told."""
+    return by_hand()
+
+
+def on_a_mesh(width: int = 16) -> tuple[nn.Module, tuple[Tensor]]:
+    """Needs a process group to build."""
+    init_device_mesh("cpu", (4,))
+    return by_hand()
+
+
 def no_model() -> str:
     """What the command line must refuse."""
     return "nothing"

@@ -12,7 +12,8 @@ import pytest
 from mkcompile.inspect import cli
 from mkcompile.inspect.commands import delegated
 
-BY_HAND = "tests.inspect.models:by_hand"
+MODELS = "tests.inspect.models:"
+BY_HAND = MODELS + "by_hand"
 ALWAYS = ("--option", "mkernel.fuse=always")
 
 
@@ -42,6 +43,12 @@ def test_explain_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", BY_HAND, "--world", "0"], "--world must be at least 1"),
         (["explain", BY_HAND, "--world", "4", "--topology", "9xh200"], "unknown topology '9xh200'"),
         (["explain", BY_HAND, "--set", "size"], "expected NAME=VALUE"),
+        (["explain", MODELS + "on_a_mesh"], "on_a_mesh needs a process group: --world N makes one"),
+        (["explain", MODELS + "on_a_mesh", "--set", "widht=4"], "argument 'widht' (it takes width; --set NAME=VALUE"),
+        (["tune", MODELS + "on_a_mesh", "--set", "widht=4"], "argument 'widht' (it takes width; --set NAME=VALUE"),
+        (["explain", BY_HAND, "--layers", "0"], "--layers must be at least 1, got 0"),
+        (["explain", MODELS + "layers_of_its_own", "--world", "4", "--layers", "3"], "give the same graphs"),
+        (["explain", BY_HAND, "--world", "16", "--topology", "8xh200"], "--world 16, but 8xh200 has 8 GPUs"),
         (["explain", BY_HAND, "--option", "mkernel.fuse=perhaps"], "mkernel.fuse must be one of"),
         (["explain", BY_HAND, "--frobnicate"], "unknown arguments: --frobnicate"),
     ],

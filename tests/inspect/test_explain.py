@@ -15,6 +15,7 @@ import mkcompile
 from mkcompile.config import Options
 from mkcompile.errors import GroupError, OptionError
 from mkcompile.inspect import examples, unbuilt
+from mkcompile.inspect.capture import compiled_with
 from mkcompile.inspect.console import print_report
 from mkcompile.inspect.explain import Request, explain_layers, explain_request
 from mkcompile.inspect.findings import NO_COLLECTIVE
@@ -118,6 +119,16 @@ def test_a_gather_by_a_hook_of_the_compiled_module_is_pointed_out(world: None) -
 def test_a_model_without_collectives_says_so() -> None:
     report = mkcompile.explain(nn.Linear(4, 4), torch.ones(2, 4))
     assert report.collectives == () and report.notes == (NO_COLLECTIVE,)
+
+
+def test_a_compiled_module_is_explained_as_it_was_compiled(world: None) -> None:
+    compiled = torch.compile(ByHand(), backend="mkernel", options=ALWAYS)
+    report = mkcompile.explain(compiled, torch.ones(4, 16))
+    assert outcome(report)[0][2] == "gemm_all_reduce" and report.options == "mkernel.fuse=always"
+    kept = mkcompile.explain(compiled, torch.ones(4, 16), options={"mkernel.fuse": "never"})
+    assert kept.collectives[0].reason is Reason.POLICY_NEVER
+    assert compiled_with(torch.compile(ByHand(), backend="mkernel", mode="max-autotune")) == (None, "max-autotune")
+    assert compiled_with(torch.compile(ByHand(), options={"max_autotune": True})) == (None, None)
 
 
 def test_real_weights_their_gradients_and_results_are_left_alone(world: None) -> None:

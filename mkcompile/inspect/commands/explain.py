@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from mkcompile.errors import OptionError
+from mkcompile.plan.topology import PRESETS
 
+# How torch says that there is no process group: `dist` itself, and a mesh that would make one.
+_NO_GROUP = ("process group has not been initialized", "environment variable RANK expected", "process group named")
 DESCRIPTION = """\
 FUNCTION returns (model, args) or (model, args, kwargs). With --world it is called in a fake process group of so many
-ranks, so that no machine is needed; build the model under torch.device("meta") and no weights are allocated.
+ranks, so that no machine is needed; a function that makes a mesh needs it. Build the model under torch.device("meta")
+and no weights are allocated.
 
   python -m mkcompile explain mkcompile.inspect.examples:llama --world 8 --topology 8xh200 --set size=70b --layers 80
 """
@@ -58,8 +65,12 @@ def run(arguments: argparse.Namespace) -> int:
         backward = not arguments.forward_only
         return Request(model=model, args=args, kwargs=kwargs, options=options, backward=backward)
 
-    with _world(arguments.world):
-        layers = arguments.layers
+    layers = arguments.layers
+    if layers is not None and layers < 1:
+        raise OptionError(f"--layers must be at least 1, got {layers}")
+    if layers is not None and "layers" in given:
+        raise OptionError("--layers and --set layers=... both say how many layers to build")
+    with _world(arguments.world, arguments.topology):
         report = explain_request(request_of(None)) if layers is None else explain_layers(request_of, layers)
     if arguments.json:
         sys.stdout.write(json.dumps(report.to_dict(), indent=1) + "\n")
@@ -71,11 +82,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _world(size: int | None) -> Iterator[None]:
+def _world(size: int | None, topology: str | None) -> Iterator[None]:
     from mkcompile.inspect.offline import fake_world
 
     if size is not None and size < 1:
         raise OptionError(f"--world must be at least 1, got {size}")
+    machine = PRESETS.get(topology or "")
+    if size is not None and machine is not None and size > machine.num_gpus:
+        raise OptionError(
+            f"--world {size}, but {topology} has {machine.num_gpus} GPUs: name one with enough, such as 2x8xh200"
+        )
     with nullcontext() if size is None else fake_world(size):
         yield
 
@@ -108,11 +124,36 @@ def call(
 
     Raises: OptionError.
     """
+    try:
+        inspect.signature(function).bind(**given)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(function).parameters) or "nothing"
+        raise OptionError(f"{function.__name__}: {error} (it takes {takes}; --set NAME=VALUE gives one)") from error
+    if not torch.distributed.is_initialized():
+        function = _in_need_of_ranks(function)
     result = function(**given)
     if not isinstance(result, tuple) or len(result) not in (2, 3) or not callable(result[0]):
         raise OptionError("the function must return (model, args) or (model, args, kwargs)")
     model, args = result[:2]
     return model, tuple(args), dict(result[2]) if len(result) == 3 else {}
+
+
+def _in_need_of_ranks(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch says of a missing process group, in words of the command."""
+
+    @wraps(function)
+    def called(**given: Any) -> Any:
+        try:
+            return function(**given)
+        except (ValueError, RuntimeError) as error:
+            if not any(sign in str(error) for sign in _NO_GROUP):
+                raise
+            raise OptionError(
+                f"{function.__name__} needs a process group: --world N makes one of N ranks that talks to nobody "
+                f"({str(error).splitlines()[0]})"
+            ) from error
+
+    return called
 
 
 def pairs(texts: list[str]) -> dict[str, Any]:
