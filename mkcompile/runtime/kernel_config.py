@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 from mkcompile.errors import OperatorInputError
 from mkcompile.runtime import gather_abi, network_abi
@@ -225,28 +225,27 @@ class KernelConfig:
         tile = f"mk::TileShape<{shape}, {_FLAGS[self.broadcast == 'staged']}>"
         return f"mk::ImageTile<{tile}>" if self._moves_images else tile
 
+    def _entry(self) -> tuple[str, str]:
+        """The header with the kernel's body, and the function in it."""
+        gathers = self.operator == "all_gather_gemm"
+        if self.network != "none":
+            what, kind = ("gather", "gather_") if gathers else ("operators", "")
+            return f"network/{what}", f"run_network_{kind}block"
+        if gathers and self.streams:
+            return "gather_stream", "run_stream_gather_block"
+        call = "run_image_block" if gathers else "run_stream_block" if self.streams else "run_block"
+        return f"operators/{self.operator}", call
+
     def source(self) -> str:
         """The translation unit: one kernel, `mk_kernel`."""
-        call, parameters, given, assertions = (
-            "run_block",
-            "const __grid_constant__ mk::LaunchArguments args",
-            "args",
-            "",
-        )
-        if self.streams:
-            call = "run_stream_block"
+        (header, call), across = self._entry(), self.network != "none"
+        parameters = f"const __grid_constant__ mk::{'Network' if across else ''}LaunchArguments args"
+        given, assertions = "args", ""
         if self.operator == "all_gather_gemm":
-            call, given, assertions = "run_image_block", "args, gather", gather_abi.assertions()
             parameters += ", const __grid_constant__ mk::GatherArguments gather"
-        header = f"operators/{self.operator}"
-        if self.operator == "all_gather_gemm" and self.streams:
-            call, header = "run_stream_gather_block", "gather_stream"
-        if self.network != "none":
-            parameters = parameters.replace("mk::LaunchArguments", "mk::NetworkLaunchArguments")
+            given, assertions = "args, gather", gather_abi.assertions()
+        if across:
             assertions += network_abi.assertions()
-            gathers = self.operator == "all_gather_gemm"
-            call = "run_network_gather_block" if gathers else "run_network_block"
-            header = "network/gather" if gathers else "network/operators"
         return (
             f"namespace mk {{ inline constexpr bool kTrace = {_FLAGS[self.trace]}; }}\n"
             f'#include "device/{header}.cuh"\n'
@@ -259,25 +258,22 @@ class KernelConfig:
 
 def all_configs() -> list[KernelConfig]:
     """Every configuration that the runtime may ask for, smallest tiles first."""
-    reducing: list[tuple[OperatorName, Broadcast]] = [
-        ("gemm_reduce_scatter", "none"), ("gemm_all_reduce", "direct"), ("gemm_all_reduce", "staged")
-    ]  # fmt: skip
-    dtypes: tuple[DtypeName, ...] = ("bfloat16", "float16")
-    layouts: tuple[WeightLayout, ...] = ("nk", "kn")
-    configs: list[KernelConfig] = []
-    for (block_m, block_n), dtype, layout, has_bias in product(GATHER_TILES, dtypes, layouts, (False, True)):
-        common = {"block_m": block_m, "block_n": block_n, "dtype": dtype, "weight_layout": layout, "has_bias": has_bias}
-        configs.append(KernelConfig(operator="all_gather_gemm", **common))  # type: ignore[arg-type]
-    ways: list[dict[str, bool]] = [{}, {"hands_over": True}, {"ping_pong": True}]
-    known = zip(ways, (STREAM_FORMS, HANDS_OVER, PING_PONG), strict=True)
-    forms = [(form, way) for way, offered in known for form in offered]
-    for ((tile, split), way), dtype, layout, has_bias in product(forms, dtypes, layouts, (False, True)):
-        common = {"block_m": tile[0], "block_n": tile[1], "dtype": dtype, "weight_layout": layout, "has_bias": has_bias}
-        common |= {"streams": True, "split": split, **way}
+    forms: list[dict[str, Any]] = [_form("all_gather_gemm", tile) for tile in GATHER_TILES]
+    ways: tuple[dict[str, bool], ...] = ({}, {"hands_over": True}, {"ping_pong": True})
+    for way, offered in zip(ways, (STREAM_FORMS, HANDS_OVER, PING_PONG), strict=True):
         names = ("gemm_reduce_scatter", "gemm_all_reduce", *(() if way else ("all_gather_gemm",)))
-        configs += [KernelConfig(operator=name, **common) for name in names]  # type: ignore[arg-type]
-    for (block_m, block_n), dtype, layout, has_bias in product(TILES, dtypes, layouts, (False, True)):
-        common = {"block_m": block_m, "block_n": block_n, "dtype": dtype, "weight_layout": layout, "has_bias": has_bias}
-        configs += [KernelConfig(operator="gemm", activation=name, **common) for name in _ACTIVATIONS]  # type: ignore[arg-type]
-        configs += [KernelConfig(operator=name, broadcast=how, **common) for name, how in reducing]  # type: ignore[arg-type]
-    return configs
+        forms += [_form(name, tile, streams=True, split=split, **way) for tile, split in offered for name in names]
+    for tile in TILES:
+        forms += [_form("gemm", tile, activation=name) for name in _ACTIVATIONS]
+        forms.append(_form("gemm_reduce_scatter", tile))
+        forms += [_form("gemm_all_reduce", tile, broadcast=how) for how in ("direct", "staged")]
+    kinds = list(product(("bfloat16", "float16"), ("nk", "kn"), (False, True)))
+    return [
+        KernelConfig(dtype=dtype, weight_layout=layout, has_bias=has_bias, **form)  # type: ignore[arg-type]
+        for form in forms
+        for dtype, layout, has_bias in kinds
+    ]
+
+
+def _form(operator: str, tile: tuple[int, int], **how: Any) -> dict[str, Any]:
+    return {"operator": operator, "block_m": tile[0], "block_n": tile[1], **how}
