@@ -38,6 +38,13 @@ struct Panel {
     return Vector4{Element::pack(v[0], v[1]), Element::pack(v[2], v[3]), Element::pack(v[4], v[5]),
                    Element::pack(v[6], v[7])};
   }
+  MK_DEVICE void set(int fragment, Vector4 partial) {
+    float* v = values + fragment * 8;
+    v[0] = Element::low(partial.x), v[1] = Element::high(partial.x);
+    v[2] = Element::low(partial.y), v[3] = Element::high(partial.y);
+    v[4] = Element::low(partial.z), v[5] = Element::high(partial.z);
+    v[6] = Element::low(partial.w), v[7] = Element::high(partial.w);
+  }
   MK_DEVICE void add(int fragment, Vector4 partial) {
     float* v = values + fragment * 8;
     v[0] += Element::low(partial.x), v[1] += Element::high(partial.x);
@@ -71,8 +78,8 @@ struct Panel {
   }
 };
 
-/// Adds the accumulators of panel `index`. Registers have no addresses, so here is code for each panel. All else that
-/// is done with a panel is there once, or there would be a third more to compile.
+/// Adds the accumulators of panel `index`. Registers have no addresses: where the compiler does not know the index,
+/// there is code for each panel.
 template <class Element, class Tile>
 MK_DEVICE void add_accumulators(const float* acc, int index, Panel<Element, Tile>& sum) {
   constexpr int kValues = Panel<Element, Tile>::kValues;
@@ -84,28 +91,25 @@ MK_DEVICE void add_accumulators(const float* acc, int index, Panel<Element, Tile
   }
 }
 
-/// The sum of panel `index` over ranks `first` to `end`, in rank order, in fp32. `acc` are this rank's accumulators.
-/// The partial of the lowest other rank lies in shared memory, further ones in staging slots; `slot` is the next
-/// rank's, of even epochs.
+/// The sum of panel `index` over all ranks, in rank order, in fp32. `acc` are this rank's accumulators. The partial of
+/// the lowest other rank lies in shared memory, at `shared`; further ones in staging slots; `slot` is the next rank's,
+/// of even epochs. The first two of a sum may change places, so the partial in shared memory always comes first.
 template <class Element, class Tile>
-MK_DEVICE void sum_ranks(const LaunchArguments& args, const SharedMemory<Tile>& memory, u32 first, u32 end, u32 shared,
-                         const u8* slot, const float* acc, int index, Panel<Element, Tile>& sum) {
+MK_DEVICE void sum_ranks(const LaunchArguments& args, const SharedMemory<Tile>& memory, u32 shared, const u8* slot,
+                         const float* acc, int index, Panel<Element, Tile>& sum) {
   using Values = Panel<Element, Tile>;
-  const u32 in_shared = args.rank == 0, mine = Values::fragment_offset();
+  const u32 mine = Values::fragment_offset(), own = args.rank == 0 ? 1 : args.rank;
 #pragma unroll
-  for (int i = 0; i < Values::kValues; ++i) sum.values[i] = -0.f;  // adding to it changes nothing, not even a sign
+  for (int z = 0; z < Values::kFragments; ++z) sum.set(z, load_shared_vector(shared + mine + z * 512));
 #pragma unroll 1
-  for (u32 source = first; source < end; ++source) {
-    if (source == args.rank) {
+  for (u32 source = 1; source < args.world; ++source) {
+    if (source == own) {
       add_accumulators(acc, index, sum);
       continue;
     }
-    const u8* partial = shared_pointer(shared);
-    if (source != in_shared) {
-      const u64 ranks_on = (source > args.rank ? source : source + args.world) - args.rank - 1;
-      const u64 region = (load_shared(memory.epoch()) & 1) * args.region_bytes;
-      partial = slot + region + ranks_on * args.slots * Tile::kTileBytes;
-    }
+    const u64 ranks_on = (source > args.rank ? source : source + args.world) - args.rank - 1;
+    const u64 region = (load_shared(memory.epoch()) & 1) * args.region_bytes;
+    const u8* partial = slot + region + ranks_on * args.slots * Tile::kTileBytes;
 #pragma unroll
     for (int z = 0; z < Values::kFragments; ++z) sum.add(z, load_vector(partial + mine + z * 512));
   }
@@ -122,6 +126,9 @@ struct Epilogue {
   const int group;
   Trace& trace;
   u32 tiles = 0, own_tiles = 0;
+  /// Panels that have code of their own in reductions, so that the tensor cores wait less long. With a bias that is too
+  /// much to compile.
+  static constexpr int kWrittenOut = Op::kHasBias ? 1 : Tile::kPanels;
 
   MK_DEVICE void hand_over(int index) const {
     fence_proxy_async_shared();
@@ -156,29 +163,33 @@ struct Epilogue {
 
   /// A partial for the tile's owner.
   MK_DEVICE void finish_partial(const float* acc, i32 column) {
-#pragma unroll
+#pragma unroll kWrittenOut
     for (int index = 0; index < Tile::kPanels; ++index) {
       wait_empty(index);
       Values panel;
-      take(acc, column, index, panel);
+      // Adding to -0 changes nothing, not even a sign.
+#pragma unroll
+      for (int i = 0; i < Values::kValues; ++i) panel.values[i] = -0.f;
+      add_accumulators(acc, index, panel);
+      if constexpr (Op::kHasBias) panel.add_bias(args.bias, args.n, column + index * Tile::kPanelN);
       panel.store_fragments(memory.panel(group, index));
       hand_over(index);
     }
     ++tiles;
   }
 
-  /// An own tile, the sum of every rank's part. One code for all panels: it is most of what the compiler has to do.
+  /// An own tile, the sum of every rank's part.
   MK_DEVICE void finish_own(const float* acc, u32 tile, i32 column) {
     const Staging<Tile> even{args, 0};
     // Of two ranks the other's partial is in shared memory: no division to find its slot.
     const u32 next = args.rank + 1 < args.world ? args.rank + 1 : 0;
     const u8* slot = args.world > 2 ? even.partial_slot(args.rank, next, tile) : nullptr;
-#pragma unroll 1
+#pragma unroll kWrittenOut
     for (int index = 0; index < Tile::kPanels; ++index) {
       const u32 shared = memory.panel(group, index), in_tile = (group * Tile::kPanels + index) * Tile::kPanelBytes;
       wait_phase(args, memory.panel_staged(group, index), own_tiles & 1, kComputeRole, trace);
       Values panel;
-      sum_ranks(args, memory, 0, args.world, shared, slot + in_tile, acc, index, panel);
+      sum_ranks(args, memory, shared, slot + in_tile, acc, index, panel);
       if constexpr (Op::kHasBias) panel.add_bias(args.bias, args.n, column + index * Tile::kPanelN);
       if (args.scale != 1.f) {
 #pragma unroll

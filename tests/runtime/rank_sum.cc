@@ -40,12 +40,15 @@ inline constexpr bool kTrace = false;
 // The instructions that are used: these in place of the device's.
 #define load_vector device_load_vector
 #define load_shared device_load_shared
+#define load_shared_vector device_load_shared_vector
 #include "device/ptx.cuh"
 #undef load_vector
 #undef load_shared
+#undef load_shared_vector
 namespace mk {
 static Vector4 load_vector(const void* at) { return bits_of<Vector4>(*static_cast<const Vector4*>(at)); }
 static u32 load_shared(u32 at) { return *reinterpret_cast<u32*>(shared_bytes + at); }
+static Vector4 load_shared_vector(u32 at) { return load_vector(shared_bytes + at); }
 }  // namespace mk
 #include "device/epilogue.cuh"
 
@@ -81,9 +84,8 @@ static void stage(u8* panel, const Part& part) {
   }
 }
 
-/// Values that differ by a bit from the sum in rank order, over all ranks (`own`) or of this rank alone. The slot of
-/// the partial that lies in shared memory is NaN.
-extern "C" int wrong_sums(u32 world, u32 rank, u32 epoch, u32 tile, int group, int index, int own) {
+/// Values that differ by a bit from the sum in rank order. The slot of the partial that lies in shared memory is NaN.
+extern "C" int wrong_sums(u32 world, u32 rank, u32 epoch, u32 tile, int group, int index) {
   static u8 workspace[1 << 25];
   std::memset(workspace, 0xff, sizeof(workspace));
   LaunchArguments args{};
@@ -101,17 +103,16 @@ extern "C" int wrong_sums(u32 world, u32 rank, u32 epoch, u32 tile, int group, i
     stage(source == (rank == 0 ? 1u : 0u) ? shared_bytes + shared : staged, parts[source]);
   }
   const u8* slot = Staging<Tile>{args, 0}.partial_slot(rank, rank + 1 < world ? rank + 1 : 0, tile) + in_tile;
-  const u32 first = own ? 0 : rank, end = own ? world : rank + 1;
   int wrong = 0;
   for (unsigned thread = 0; thread < kThreadsOfGroup; ++thread) {
     threadIdx.x = thread;
     Values sum;
     std::vector<float> accumulators(Tile::kPanels * kValues, NAN);  // of other panels, which are not to be seen
     std::copy_n(&parts[rank][thread * kValues], kValues, &accumulators[index * kValues]);
-    sum_ranks<Bfloat16, Tile>(args, memory, first, end, shared, slot, accumulators.data(), index, sum);
+    sum_ranks<Bfloat16, Tile>(args, memory, shared, slot, accumulators.data(), index, sum);
     for (int i = 0; i < kValues; ++i) {
-      float wanted = parts[first][thread * kValues + i];
-      for (u32 source = first + 1; source < end; ++source) wanted += parts[source][thread * kValues + i];
+      float wanted = parts[0][thread * kValues + i];
+      for (u32 source = 1; source < world; ++source) wanted += parts[source][thread * kValues + i];
       wrong += __float_as_uint(wanted) != __float_as_uint(sum.values[i]);
     }
   }
