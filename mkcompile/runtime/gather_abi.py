@@ -7,7 +7,6 @@ import ctypes
 from mkcompile.runtime.abi import TENSOR_MAP_BYTES, offset_assertions, padded_size
 
 MAX_WEIGHTS = 4
-CHUNK_BYTES = 16384
 
 #: How gathered rows lie and come; the number is the device's `GatherOrder`.
 APART, TOGETHER, COLUMNS = range(3)

@@ -18,12 +18,11 @@ from mkcompile.runtime.gather_launch import ELEMENT_BYTES, GatherSchedule, Gathe
 from mkcompile.runtime.kernel import ARCHITECTURE
 from mkcompile.runtime.kernel_cache import compiled
 from mkcompile.runtime.side_stream import SideStream, SideStreams
-from mkcompile.runtime.workspace_layout import WorkspaceLayout
+from mkcompile.runtime.workspace_layout import FLAG_BYTES, WorkspaceLayout
 
-_FLAG_BYTES = 4
 # So few registers that a block fits beside those of a library's GEMM, which take all but 1024 of an SM.
 _OPTIONS = (f"--gpu-architecture={ARCHITECTURE}", "-std=c++20", "--ptxas-options=-v", "--no-cache", "--maxrregcount=32")
-_ENTRY_POINTS = ("mk_gate", "mk_open", "mk_arrivals", "mk_audit")
+_ENTRY_POINTS = ("gate", "open", "arrivals", "audit")
 
 
 def engine_source() -> str:
@@ -62,11 +61,9 @@ class EngineDevice:
     @staticmethod
     def on(device_idx: int, streams: StreamOperations) -> EngineDevice:
         """Not while a graph is captured. Raises: DriverError, CompileError."""
-        functions = [driver.load_function(engine_cubin().image, name, 0, device_idx) for name in _ENTRY_POINTS]
-        return EngineDevice(
-            gate=functions[0], open=functions[1], arrivals=functions[2], audit=functions[3],
-            sides=SideStreams.on(device_idx, streams),
-        )  # fmt: skip
+        image = engine_cubin().image
+        functions = {name: driver.load_function(image, f"mk_{name}", 0, device_idx) for name in _ENTRY_POINTS}
+        return EngineDevice(sides=SideStreams.on(device_idx, streams), **functions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,7 @@ class EnginePlaces:
     def flag(self, at: int, source: int, group: int) -> int:
         """Address of a `shard_ready` flag. Source: Staging::flag in csrc/device/comm.cuh."""
         index = source * self.layout.max_tiles + group  # of kPartialReady, the first kind
-        return self.workspaces[at] + abi.WORKSPACE_HEADER_BYTES + index * _FLAG_BYTES
+        return self.workspaces[at] + abi.WORKSPACE_HEADER_BYTES + index * FLAG_BYTES
 
     def slot(self, at: int, source: int) -> int:
         """Which part of rank `at`'s area is rank `source`'s."""
@@ -111,7 +108,7 @@ def transfers(shard: int, size: GatherSize, schedule: GatherSchedule, places: En
         copies.append(Transfer(target, shard + start, min(group_bytes, size.shard_bytes - start)))
         # The flag is the stream's next transfer: see "Flags of the copy engine" in docs/memory_ordering.md.
         # pairs-with: shard_ready release (copy_engine -> engine_arrivals_role), scope sys
-        copies.append(Transfer(places.flag(peer, rank, group), places.flag(rank, rank, 0), _FLAG_BYTES))
+        copies.append(Transfer(places.flag(peer, rank, group), places.flag(rank, rank, 0), FLAG_BYTES))
     return copies
 
 

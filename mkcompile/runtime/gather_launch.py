@@ -158,22 +158,32 @@ class GatherLaunch:
     trace: Recorder | None = None
 
 
-def _check(config: KernelConfig, launch: GatherLaunch) -> None:
-    size, schedule = launch.size, launch.schedule
-    if config.operator != "all_gather_gemm":
-        raise OperatorInputError(f"{config.operator} does not gather")
+def check_operands(config: KernelConfig, launch: GatherLaunch) -> None:
+    """On one node or several. Raises: OperatorInputError."""
+    size, shard, ranks = launch.size, launch.shard, launch.peers.layout.ranks
     if not 1 <= len(launch.weights) <= gather_abi.MAX_WEIGHTS:
         raise OperatorInputError(f"{len(launch.weights)} products; one launch has 1 to {gather_abi.MAX_WEIGHTS}")
     if not len(launch.weights) == len(launch.outs) == len(launch.biases) == len(size.n):
         raise OperatorInputError("one result, one bias (or 0) and one n for each weight")
-    if (launch.shard.rows, launch.shard.columns, launch.shard.stride) != (size.shard_rows, size.k, size.k):
-        raise OperatorInputError(f"the shard must be {size.shard_rows}x{size.k} in one piece, got {launch.shard}")
+    if (shard.rows, shard.columns, shard.stride) != (size.shard_rows, size.k, size.k):
+        raise OperatorInputError(f"the shard must be {size.shard_rows}x{size.k} in one piece, got {shard}")
     if size.k % (BLOCK_K if size.columns else 8) or size.k < 8 or size.shard_rows < 1:
         raise OperatorInputError(f"k must be a multiple of {BLOCK_K if size.columns else 8}, got {size.k}")
     for weight, out, n in zip(launch.weights, launch.outs, size.n, strict=True):
         expected = (n, size.inner) if config.weight_layout == "nk" else (size.inner, n)
         if (weight.rows, weight.columns) != expected or (out.rows, out.columns) != (size.rows, n) or n % 8 or n < 8:
             raise OperatorInputError(f"weight {weight}, result {out}, n {n}; n must be a multiple of 8")
+    if any(launch.biases) and not config.has_bias:
+        raise OperatorInputError("the kernel adds no bias")
+    if ranks != size.world:
+        raise OperatorInputError(f"{size.world} ranks, a workspace of {ranks}")
+
+
+def _check(config: KernelConfig, launch: GatherLaunch) -> None:
+    size, schedule = launch.size, launch.schedule
+    if config.operator != "all_gather_gemm" or config.network != "none" or launch.peers.network is not None:
+        raise OperatorInputError(f"{config.name} does not gather on one node")
+    check_operands(config, launch)
     if size.columns != (schedule.order == COLUMNS) or (size.segments > 1 and schedule.order != APART):
         raise OperatorInputError(f"order {schedule.order} for {size}")
     if schedule.mover != BLOCKS_PUSH and schedule.order == TOGETHER:
@@ -190,10 +200,6 @@ def _check(config: KernelConfig, launch: GatherLaunch) -> None:
         raise OperatorInputError(f"k {size.k} for clusters of {config.split} in a grid of {schedule.grid}")
     if schedule.image_rows != config.block_m and not schedule.by_engine:
         raise OperatorInputError(f"images of {schedule.image_rows} rows for tiles of {config.block_m}")
-    if any(launch.biases) and not config.has_bias:
-        raise OperatorInputError("the kernel adds no bias")
-    if launch.peers.layout.world != size.world:
-        raise OperatorInputError(f"{size.world} ranks, a workspace of {launch.peers.layout.world}")
     if (launch.landing != 0) != schedule.by_engine:
         raise OperatorInputError("the copy engine, and only it, needs an area of its own")
     schedule.check(size, launch.peers.layout)

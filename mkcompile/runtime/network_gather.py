@@ -20,6 +20,7 @@ from mkcompile.runtime.gather_launch import (
     GatherLaunch,
     GatherSchedule,
     GatherSize,
+    check_operands,
     fill_maps,
     fill_words,
 )
@@ -130,16 +131,7 @@ def _check(config: KernelConfig, launch: GatherLaunch, mover: MoverGrid) -> None
         raise OperatorInputError(f"{config.name} does not gather over several nodes")
     if size.columns or launch.landing or launch.schedule.order != gather_abi.APART:
         raise OperatorInputError("over several nodes rows are gathered, into the workspace")
-    if not 1 <= len(launch.weights) == len(launch.outs) == len(launch.biases) == len(size.n) <= gather_abi.MAX_WEIGHTS:
-        raise OperatorInputError("one result, one bias (or 0) and one n for each of 1 to 4 weights")
-    if (launch.shard.rows, launch.shard.columns, launch.shard.stride) != (size.shard_rows, size.k, size.k):
-        raise OperatorInputError(f"the shard must be {size.shard_rows}x{size.k} in one piece, got {launch.shard}")
-    if size.k % 8 or size.k < 8 or any(n % 8 or n < 8 for n in size.n):
-        raise OperatorInputError(f"k and n must be multiples of 8, got {size.k}, {size.n}")
-    if any(launch.biases) and not config.has_bias:
-        raise OperatorInputError("the kernel adds no bias")
-    if layout.ranks != size.world:
-        raise OperatorInputError(f"{size.world} ranks, a workspace of {layout.ranks}")
+    check_operands(config, launch)
     if mover.relays == 0 and (layout.world > 1 or launch.result):
         raise OperatorInputError("no block passes on what others send")
     chunks = ceil(size.shard_rows / launch.schedule.group_rows) * layout.world

@@ -14,9 +14,6 @@ from mkcompile.runtime.abi import MAX_WORLD
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
-#: Bytes of a network message that is worth its cost. Source: the paper, 3.1.
-CHUNK_BYTES = 256 << 10
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSlots:
@@ -37,7 +34,7 @@ class NetworkSlots:
 
 
 def network_slots(
-    layout: WorkspaceLayout, config: KernelConfig, tiles_per_owner: int, lag: int, chunk_bytes: int = CHUNK_BYTES
+    layout: WorkspaceLayout, config: KernelConfig, tiles_per_owner: int, lag: int, chunk_bytes: int
 ) -> NetworkSlots:
     """As many slots as there are tiles, or rings of as many as fit.
 

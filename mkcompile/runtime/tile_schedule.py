@@ -40,7 +40,7 @@ class TileSchedule:
     lag: int = 0
     pace_ns: int = 0
     node_lag: int = 0
-    chunk_bytes: int = 256 << 10
+    chunk_bytes: int = 256 << 10  # worth its cost. Source: the paper, 3.1
 
     def __post_init__(self) -> None:
         if self.grid < 1 or self.raster_group < 1 or min(self.lag, self.pace_ns, self.node_lag) < 0:
