@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mkcompile import ops
 from mkcompile.config import Options
+from mkcompile.errors import OptionError
 from mkcompile.runtime.wiring import check, install
 
 if TYPE_CHECKING:
@@ -22,7 +24,14 @@ __all__ = ["FusionPass", "Options", "__version__", "check", "explain", "ops"]
 # Loaded on first use: they import Inductor, which calls by hand do not need.
 _LAZY = {"FusionPass": "mkcompile.backend", "explain": "mkcompile.inspect.explain"}
 
-install()
+try:
+    install()
+except OptionError as error:
+    # `python -m mkcompile` is here before its first line: a wrong setting is one line there, as other wrong use is.
+    if sys.argv[:1] != ["-m"]:
+        raise
+    sys.stderr.write(f"OptionError: {error}\n")
+    raise SystemExit(2) from error
 
 
 def __getattr__(name: str) -> Any:

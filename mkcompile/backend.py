@@ -6,7 +6,6 @@ The way from here: `mkernel` -> Inductor -> `passes.fusion_pass.FusionPass` -> `
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from mkcompile import codegen
-from mkcompile.config import Options, option_names, settings, split_options
+from mkcompile.config import OPTION_PREFIX, Options, near_text, option_names, settings, split_options
 from mkcompile.errors import OptionError
 from mkcompile.ops.problem import Problem
 from mkcompile.passes import fusion_pass
@@ -116,11 +115,10 @@ def inductor_patches(options: Mapping[str, Any], mode: str | None) -> dict[str, 
     known = inductor_config.get_config_copy()
     for name in options:
         if name.replace("-", "_") not in known:
-            near = difflib.get_close_matches(name, [*option_names(), *known], n=3)
-            raise OptionError(
-                f"unknown option {name!r}; valid: {', '.join(option_names())}, and Inductor's own"
-                + (f" (did you mean {' or '.join(near)}?)" if near else "")
-            )
+            ours = [one.removeprefix(OPTION_PREFIX) for one in option_names()]
+            whole = f" (did you mean {OPTION_PREFIX}{name}?)"
+            near = whole if name in ours else near_text(name, [*option_names(), *known])
+            raise OptionError(f"unknown option {name!r}; valid: {', '.join(option_names())}, and Inductor's own{near}")
     try:
         wrapper = torch._TorchCompileInductorWrapper(mode, dict(options), None)  # type: ignore[no-untyped-call]
     except RuntimeError as error:

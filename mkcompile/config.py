@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -18,6 +20,9 @@ FusePolicy = Literal["auto", "always", "never"]
 ResultPolicy = Literal["ordinary", "planned"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 OPTION_PREFIX = "mkernel."
+NETWORKS = ("auto", "tcp", "rc", "srd", "emulated", "unordered")
+# What a number is, for whom an example says more than a type.
+_NUMBERS = {int: "a whole number, such as 1073741824", float: "a number, such as 30"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +56,13 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("arena_bytes", "timeout_s", "sm_reserve"):
-            if getattr(self, name) < 0:
-                raise OptionError(f"MKCOMPILE_{name.upper()} must not be negative, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not math.isfinite(value):
+                raise OptionError(f"MKCOMPILE_{name.upper()} must be finite, got {value}")
+            if value < 0:
+                raise OptionError(f"MKCOMPILE_{name.upper()} must not be negative, got {value}")
+        if self.transport not in NETWORKS:
+            raise OptionError(f"MKCOMPILE_NETWORK must name one of {', '.join(NETWORKS)}; got {self.network!r}")
         if self.log_level not in get_args(LogLevel):
             raise OptionError(
                 f"MKCOMPILE_LOG_LEVEL must be one of {', '.join(get_args(LogLevel))}; got {self.log_level!r}"
@@ -74,12 +84,20 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.fuse not in get_args(FusePolicy):
-            raise OptionError(f"mkernel.fuse must be one of {', '.join(get_args(FusePolicy))}; got {self.fuse!r}")
+            valid = ", ".join(get_args(FusePolicy))
+            near = near_text(self.fuse, get_args(FusePolicy))
+            raise OptionError(f"mkernel.fuse must be one of {valid}; got {self.fuse!r}{near}")
         if not isinstance(self.topology, str):
             raise OptionError(f"mkernel.topology must be a name, got {type(self.topology).__name__}")
         if self.results not in get_args(ResultPolicy):
             valid = ", ".join(get_args(ResultPolicy))
             raise OptionError(f"mkernel.results must be one of {valid}; got {self.results!r}")
+
+
+def near_text(given: object, known: Iterable[str]) -> str:
+    """` (did you mean ...?)`, where a name that is known is close."""
+    near = difflib.get_close_matches(str(given), list(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _parse(name: str, text: str, kind: type) -> object:
@@ -93,7 +111,7 @@ def _parse(name: str, text: str, kind: type) -> object:
     try:
         return kind(text)
     except ValueError as error:
-        raise OptionError(f"{name} must be {kind.__name__}, got {text!r}") from error
+        raise OptionError(f"{name} must be {_NUMBERS[kind]}; got {text!r}") from error
 
 
 def setting_names() -> list[str]:
@@ -108,7 +126,9 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     given = {name: text for name, text in environment.items() if name.startswith("MKCOMPILE_")}
     for name in given:
         if name not in known:
-            raise OptionError(f"unknown setting {name}; valid: {', '.join(sorted(known))}")
+            raise OptionError(f"unknown setting {name}; valid: {', '.join(sorted(known))}{near_text(name, known)}")
+    if "MKCOMPILE_LOG_LEVEL" in given:
+        given["MKCOMPILE_LOG_LEVEL"] = given["MKCOMPILE_LOG_LEVEL"].strip().upper()
     values = {
         known[name]: _parse(name, text, Path if known[name] == "cache_dir" else type(getattr(defaults, known[name])))
         for name, text in given.items()
@@ -133,8 +153,10 @@ def option_names() -> list[str]:
 def split_options(options: Mapping[str, object] | None) -> tuple[Options, dict[str, object]]:
     """Our options, and the rest (Inductor's).
 
-    Raises: OptionError for an unknown `mkernel.` name, with the valid ones.
+    Raises: OptionError for an unknown `mkernel.` name, with the valid ones, and for what is no mapping.
     """
+    if options is not None and not isinstance(options, Mapping):
+        raise OptionError(f"options must be a dict, such as {{'mkernel.fuse': 'always'}}; got {options!r}")
     ours: dict[str, object] = {}
     theirs: dict[str, object] = {}
     for name, value in (options or {}).items():
@@ -143,7 +165,8 @@ def split_options(options: Mapping[str, object] | None) -> tuple[Options, dict[s
         elif name in option_names():
             ours[name.removeprefix(OPTION_PREFIX)] = value
         else:
-            raise OptionError(f"unknown option {name!r}; valid: {', '.join(option_names())}")
+            near = near_text(name, option_names())
+            raise OptionError(f"unknown option {name!r}; valid: {', '.join(option_names())}{near}")
     return Options(**ours), theirs  # type: ignore[arg-type]
 
 

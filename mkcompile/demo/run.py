@@ -16,6 +16,7 @@ from rich.markup import escape
 from mkcompile.demo.models import Size
 from mkcompile.demo.show import Steps, agrees, show_differences
 from mkcompile.demo.work import HUGGING_FACE, MAKERS, STEPS, Job, Outcome, work
+from mkcompile.errors import OptionError
 from mkcompile.inspect.console import terminal
 from mkcompile.inspect.ranks import Launch, RankError, run_ranks
 
@@ -25,14 +26,18 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The demo; 0 if every result agrees with eager and with Inductor, else 1."""
+    """The demo; 0 if every result agrees with eager and with Inductor, else 1.
+
+    Raises: OptionError for ranks that the models can't be divided among, or that there are no GPUs for.
+    """
     given = _parser().parse_args(argv)
     console = terminal()
-    device = ("cuda" if _usable_gpus() >= given.ranks else "cpu") if given.device == "auto" else given.device
+    size = Size(num_layers=given.layers)
+    device = _device(given.device, given.ranks, size)
     dtype = DTYPES[given.dtype or ("bfloat16" if device == "cuda" else "float32")]
     job = Job(
         models=_models(console) if given.only is None else (given.only,),
-        size=Size(num_layers=given.layers),
+        size=size,
         world_size=given.ranks,
         device=device,
         dtype=dtype,
@@ -82,6 +87,17 @@ def _models(console: Console) -> tuple[str, ...]:
     console.print("[yellow]transformers is not installed[/yellow]: one layer in plain torch instead of its two models")
     console.print("to see them too: pip install transformers accelerate", style="dim")
     return ("plain",)
+
+
+def _device(asked: str, num_ranks: int, size: Size) -> str:
+    heads = size.num_kv_heads
+    fitting = [count for count in range(1, heads + 1) if heads % count == 0]
+    if num_ranks not in fitting:
+        raise OptionError(f"--ranks must divide the {heads} heads: {', '.join(map(str, fitting))}; got {num_ranks}")
+    num_gpus = _usable_gpus() if asked != "cpu" else 0
+    if asked == "cuda" and num_gpus < num_ranks:
+        raise OptionError(f"--device cuda with {num_ranks} ranks needs as many GPUs; there are {num_gpus}")
+    return ("cuda" if num_gpus >= num_ranks else "cpu") if asked == "auto" else asked
 
 
 def _usable_gpus() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,13 +20,14 @@ from torch.distributed import _functional_collectives as funcol
 
 import mkcompile
 from mkcompile import backend
-from mkcompile.config import Options
+from mkcompile.config import NETWORKS, Options, read_settings, split_options
 from mkcompile.errors import OptionError
 from mkcompile.ops.problem import Problem
 from mkcompile.passes.fusion_pass import FusionPass, group_sizes
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.save_reduced import SaveReduced
 from mkcompile.plan.decide import Policy
+from mkcompile.runtime.proxy.abi import TRANSPORTS
 
 BFLOAT16: dict[str, Any] = {"dtype": "bfloat16", "dtype_bytes": 2}
 HOOKS = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
@@ -175,11 +177,13 @@ def test_machine_is_part_of_the_cache_key(fake_world: int) -> None:
     ("options", "message"),
     [
         ({"mkernel.fsue": "auto"}, "valid: mkernel.fuse, mkernel.topology"),
+        ({"mkernel.fuze": "auto"}, "did you mean mkernel.fuse?"),
         ({"mkernel.fuse": "sometimes"}, "auto, always, never"),
+        ({"mkernel.fuse": "allways"}, "did you mean always?"),
         ({"mkernel.topology": 8}, "must be a name, got int"),
         ({"mkernel.results": "some"}, "ordinary, planned"),
         ({"max_autotun": True}, "did you mean max_autotune"),
-        ({"fuse": "auto"}, "valid: mkernel.fuse"),
+        ({"fuse": "auto"}, "did you mean mkernel.fuse?"),
         ({"max_autotune": "yes"}, "got str should be bool"),
     ],
 )
@@ -190,6 +194,32 @@ def test_wrong_option_is_an_error_that_says_what_is_right(options: dict[str, Any
     chain = [caught.value, caught.value.__cause__, getattr(caught.value, "inner_exception", None)]
     assert any(isinstance(one, OptionError) for one in chain), chain
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("FUSE", "1", "unknown setting MKCOMPILE_FUSE; valid: MKCOMPILE_ARENA_BYTES"),
+        ("TIMEOUT", "1", "did you mean MKCOMPILE_TIMEOUT_S"),
+        ("TIMEOUT_S", "nan", "MKCOMPILE_TIMEOUT_S must be finite, got nan"),
+        ("ARENA_BYTES", "1G", "MKCOMPILE_ARENA_BYTES must be a whole number, such as 1073741824; got '1G'"),
+        ("NETWORK", "foo:eth0", "MKCOMPILE_NETWORK must name one of auto, tcp, rc"),
+        ("LOG_LEVEL", "loud", "must be one of DEBUG, INFO"),
+    ],
+)
+def test_wrong_setting_is_an_error_that_says_what_is_right(name: str, text: str, message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        read_settings({f"MKCOMPILE_{name}": text})
+
+
+def test_options_that_are_no_mapping_are_refused() -> None:
+    with pytest.raises(OptionError, match=re.escape("a dict, such as {'mkernel.fuse': 'always'}; got 'always'")):
+        split_options("always")  # type: ignore[arg-type]
+
+
+def test_settings_take_what_they_name() -> None:
+    assert read_settings({"MKCOMPILE_LOG_LEVEL": "info"}).log_level == "INFO"
+    assert set(NETWORKS) == {"auto", *TRANSPORTS}
 
 
 def test_a_group_that_is_not_there_is_named(fake_world: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -98,6 +99,14 @@ def test_it_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "mkcompile", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.startswith("mkcompile ")
+
+
+def test_a_wrong_setting_is_one_line_of_any_command() -> None:
+    environment = {**os.environ, "MKCOMPILE_FOO": "1"}
+    command = [sys.executable, "-m", "mkcompile", "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.returncode == cli.MISUSED
+    assert done.stderr.startswith("OptionError: unknown setting MKCOMPILE_FOO") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from mkcompile.demo import run
 from mkcompile.demo.show import agrees
 from mkcompile.demo.work import Difference, Outcome
+from mkcompile.errors import OptionError
 from mkcompile.inspect.ranks import Launch, RankError, Say, run_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +42,22 @@ def test_a_wrong_operator_ends_it_with_an_error_status(tmp_path: Path) -> None:
     done = demo("--plant-error", "--only", "training", "--html", str(tmp_path / "report.html"))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "DIFFERS" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--ranks", "3"], "--ranks must divide the 4 heads: 1, 2, 4; got 3"),
+        (["--ranks", "0"], "got 0"),
+        (["--device", "cuda"], "--device cuda with 2 ranks needs as many GPUs; there are 0"),
+    ],
+)
+def test_what_can_not_run_is_refused_before_ranks_start(
+    arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "_usable_gpus", lambda: 0)
+    with pytest.raises(OptionError, match=re.escape(says)):
+        run.main(arguments)
 
 
 @pytest.mark.slow
