@@ -18,6 +18,8 @@ from mkcompile.runtime.kernel import OPTIONS, CompiledKernel, compile_kernel, tr
 from mkcompile.runtime.kernel_cache import kept
 from mkcompile.runtime.kernel_config import KernelConfig, all_configs
 
+_TELL_EVERY = 10
+
 
 def warm_up(configs: Iterable[KernelConfig], num_processes: int) -> Iterator[CompiledKernel]:
     """Compile into the cache folder; yields each kernel as it is done, first those that are there already.
@@ -44,13 +46,24 @@ def launched_configs(dtypes: Sequence[str], layouts: Sequence[str]) -> list[Kern
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mkcompile warmup", description="Compile kernels ahead of their first use.")
+    parser = argparse.ArgumentParser(
+        prog="python -m mkcompile warmup", description="Compile kernels ahead of their first use."
+    )
     parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=("bfloat16", "float16"))
     parser.add_argument("--layout", nargs="+", default=["nk", "kn"], choices=("nk", "kn"), help="of the weights")
     parser.add_argument("--all", action="store_true", help="every kernel there is, also those for tests and benchmarks")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile at once")
     parser.add_argument("--list", action="store_true", help="name the kernels and compile none")
     return parser
+
+
+def _left_text(ends: Sequence[float], num_kernels: int) -> str:
+    """After some kernels how long the rest takes at the pace of these; `ends` begins with the start."""
+    done = len(ends) - 1
+    if done % _TELL_EVERY or done == num_kernels:
+        return ""
+    left_s = (ends[-1] - ends[-1 - _TELL_EVERY]) / _TELL_EVERY * (num_kernels - done)
+    return f", about {left_s / 60:.0f} min left" if left_s >= 60 else f", about {left_s:.0f} s left"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -62,13 +75,23 @@ def main(arguments: Sequence[str]) -> int:
         for config in configs:
             console.print(config.name)
         return 0
+    num_jobs = max(1, chosen.jobs)
+    console.print(f"{len(configs)} kernels, {num_jobs} at once, each a second or more of a core; what is there is kept")
     started = time.monotonic()
+    ends = [started]
     try:
-        for number, kernel in enumerate(warm_up(configs, max(1, chosen.jobs)), start=1):
+        for number, kernel in enumerate(warm_up(configs, num_jobs), start=1):
+            ends.append(time.monotonic())
             console.print(
                 f"{number:4} of {len(configs)}  {kernel.config.name}  {kernel.cubin.resources.registers} registers"
+                + _left_text(ends, len(configs))
             )
         engine_cubin()
+    except KeyboardInterrupt:
+        console.print(
+            f"stopped; {len(ends) - 1} of {len(configs)} kernels are there, and the next run starts from them"
+        )
+        return 1
     except UnsupportedDeviceError as error:
         Console(stderr=True).print(f"[red]{error}[/red]")
         return 2

@@ -9,7 +9,7 @@ import pytest
 
 from mkcompile.errors import CompileError, UnsupportedDeviceError
 from mkcompile.runtime import kernel_cache, nvrtc, sources, warmup
-from mkcompile.runtime.kernel import OPTIONS, translation_unit
+from mkcompile.runtime.kernel import OPTIONS, CompiledKernel, translation_unit
 from mkcompile.runtime.kernel_cache import KernelCache, entry_key
 from mkcompile.runtime.kernel_config import (
     GATHER_TILES,
@@ -45,6 +45,22 @@ def test_a_failure_is_a_message_and_a_status(
     monkeypatch.setattr(warmup, "warm_up", fail)
     assert warmup.main([]) == status
     assert str(error) in capsys.readouterr().err
+
+
+def test_it_says_how_much_there_is_to_do_and_stops_when_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> Iterator[CompiledKernel]:
+        for _i in range(10):
+            yield CompiledKernel(config=KernelConfig(), cubin=Cubin(image=b"", log="ptxas info : Used 168 registers"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(warmup, "warm_up", interrupted)
+    assert warmup.main(["--jobs", "2"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith(f"{len(warmup.launched_configs(['bfloat16'], ['nk', 'kn']))} kernels, 2 at once")
+    assert said.count(", about") == 1 and "stopped; 10 of" in said
+    assert warmup._left_text([0.0, *range(30, 330, 30)], 20) == ", about 5 min left"
 
 
 def test_no_process_is_started_for_kernels_that_are_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
