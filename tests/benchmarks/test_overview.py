@@ -26,5 +26,5 @@ def test_of_a_launch_that_was_timed_twice_the_slower_time_counts() -> None:
 def test_every_panel_has_rows_and_every_line_a_name(op: str, file: str, name: str) -> None:
     found = {key: rows for key, rows in read(RESULTS / "2xh200" / file).items() if key[:2] == ("sustained", op)}
     ratios = [overview.ours_ms(rows, name) / rows["cublas"]["ceiling_ms"] for rows in found.values()]
-    assert 1.0 < geometric_mean(ratios) < 1.2
+    assert 0.9 < geometric_mean(ratios) < 1.4
     assert {one for rows in found.values() for one in rows} <= set(style.LABELS)
