@@ -50,11 +50,9 @@ class Constants:
     remote_read_fraction: float
     flag_us: float
     own_gemm_factor: float
-    tile_exposed_us: float
     overlap_exponent: float
-    fill_fraction: float
-    drain_fraction: float
     copy_out_us: float
+    partial_us: float
     push_interference: float
     copy_engine_interference: float
     tile_reduce_gbps: float
@@ -65,6 +63,7 @@ class Constants:
     across_factor: float
     attention_fraction: float
     tile_start_us: float
+    tile_panel_us: float
     cluster_us: float
     mailbox_us: float
     sm_load_gbps: float
@@ -75,6 +74,7 @@ class Constants:
     stream_turns: float
     stream_reread: float
     stream_exponent: float
+    gather_gemm_factor: float
     gather_push_fraction: float
     gather_copy_fraction: float
     gather_copy_us: float

@@ -82,7 +82,7 @@ class Decision:
 
 
 def ceiling_us(problem: Problem, topology: Topology) -> float:
-    """The better GEMM alone, or its bytes over a link at a plain copy's rate: nothing can be faster.
+    """cuBLAS's GEMM alone, or the bytes over a link at a plain copy's rate: nothing is taken to be faster.
 
     Source: `benchmarks/results/2xh200/ops-baseline.json` (p2p_push_bidir) for the copy's rate.
     """
@@ -99,7 +99,7 @@ def ceiling_us(problem: Problem, topology: Topology) -> float:
     network = sum(network_bytes(kind, size, span) for kind, size in crossings)
     link_us = nvlink / (topology.nvlink_gbps * known.copy_best_fraction) * 1e-3
     network_us = network / topology.nic_gbps * 1e-3 if network else 0.0
-    return max(gemm_us * min(1.0, known.own_gemm_factor), link_us, network_us)
+    return max(gemm_us, link_us, network_us)
 
 
 def check(problem: Problem, topology: Topology) -> tuple[Refusal, str] | None:

@@ -20,10 +20,11 @@ from mkcompile.plan.collective_cost import nccl_us
 from mkcompile.plan.constants import DATA, Constants, constants
 from mkcompile.plan.fit_stream import BOUNDS as STREAM_BOUNDS
 from mkcompile.plan.fit_stream import TILE_BOUNDS, predict_stream, stream_rows
-from mkcompile.plan.fused_cost import Case, Machine, reduce_us
+from mkcompile.plan.fused_cost import Case, Machine
 from mkcompile.plan.gemm_cost import Gemm, cublas_us
 from mkcompile.plan.plan import Roles, Tile
 from mkcompile.plan.topology import PRESETS, Span
+from mkcompile.plan.waves import Reduction
 
 TOPOLOGY = PRESETS["2xh200"]
 PAIR = Span(num_nodes=1, per_node=2)
@@ -93,7 +94,7 @@ def held_out_half(rows: Sequence[_T]) -> Sequence[_T]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedRow:
-    """One launch of our kernels: `final` and `copy_out` as of `reduce_us`. Units: microseconds."""
+    """One launch of our kernels: `final` and `copy_out` as of `Reduction`; `lag` in tiles. Units: microseconds."""
 
     operator: str
     gemm: Gemm
@@ -101,6 +102,7 @@ class FusedRow:
     blocks: int
     final: float
     copy_out: bool
+    lag: int
     us: float
 
 
@@ -119,7 +121,7 @@ def fused_rows(folder: Path, name: str = "ops.jsonl") -> list[FusedRow]:
         kind = _CONTENDERS.get((row["op"], row["contender"]))
         if kind is None or row["regime"] != "sustained" or not row["checked"]:
             continue
-        shape, grid = row["variant"].split()[:2]
+        shape, grid, lag = row["variant"].split()[:3]
         rows, columns = map(int, shape.split("x"))
         found.append(
             FusedRow(
@@ -129,6 +131,7 @@ def fused_rows(folder: Path, name: str = "ops.jsonl") -> list[FusedRow]:
                 blocks=int(grid.removeprefix("grid")),
                 final=kind[0],
                 copy_out=kind[1],
+                lag=int(lag.removeprefix("lag")),
                 us=row["ms"] * 1e3,
             )
         )
@@ -144,7 +147,7 @@ def predict_fused(row: FusedRow, using: Constants) -> float:
         roles=Roles(compute=row.blocks, reserve=TOPOLOGY.gpu.num_sms - row.blocks),
         machine=Machine(topology=TOPOLOGY, constants=using),
     )
-    return reduce_us(case, final=row.final, copy_out=row.copy_out)
+    return Reduction(case=case, final=row.final, copy_out=row.copy_out, lag=row.lag / row.blocks).us()
 
 
 def error(pairs: Iterable[tuple[float, float]]) -> float:
@@ -211,10 +214,6 @@ NCCL_BOUNDS: Bounds = {
 }
 FUSED_BOUNDS: Bounds = {
     "own_gemm_factor": (0.9, 1.01),
-    "tile_exposed_us": (0.0, 4.0),
-    "overlap_exponent": (3.0, 16.0),
-    "fill_fraction": (0.5, 3.0),
-    "drain_fraction": (0.3, 1.2),
     "copy_out_us": (0.0, 4.0),
 }
 
@@ -225,7 +224,7 @@ def fit(folder: Path, steps: int = 6000) -> Constants:
     using = constants()
     using = search(using, GEMM_BOUNDS, lambda c: error((predict(row, c), row.us) for row in alone), steps)
     using = search(using, NCCL_BOUNDS, lambda c: error((predict(row, c), row.us) for row in unfused), steps)
-    own = fitted_half(fused_rows(folder, "ops_first.jsonl"))
+    own = [row for name in ("ops_first.jsonl", "ops.jsonl") for row in fitted_half(fused_rows(folder, name))]
     using = search(using, FUSED_BOUNDS, lambda c: error((predict_fused(row, c), row.us) for row in own), steps)
     streams = fitted_half([row for row in stream_rows(folder) if row.is_offered])
     bounds = {**STREAM_BOUNDS, **{f"stream_tiles.{name}": one for name, one in TILE_BOUNDS.items()}}

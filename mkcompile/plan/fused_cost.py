@@ -2,10 +2,10 @@
 
     T = max(compute + drain of the link, fill of the link + link)          (equation 1 of the mKernel paper)
 
-with a smooth maximum, since two stages that are equally long disturb each other. Compute is whole waves of tiles on the
-SMs that are left for it, slowed by what runs beside it; link is bytes over what the role's blocks can push.
-All times in microseconds; none falls when m, n or k grows.
-Source: `benchmarks/results/2xh200/fused-probe.json`, `link.json`; arXiv 2609.13585, equation 1.
+Compute is whole waves of tiles on the SMs that are left for it. Reductions follow the equation wave by wave
+(`waves.py`); for others the maximum is smooth, since two stages that are equally long disturb each other. Link is bytes
+over what the role's blocks can push. All times in microseconds; none falls when m, n or k grows.
+Source: `benchmarks/results/2xh200/ops.jsonl`, `link.json`; arXiv 2609.13585, equation 1.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from mkcompile.plan.constants import Constants
 from mkcompile.plan.gemm_cost import Gemm, num_tiles, stream_us, throttled, tile_us
 from mkcompile.plan.plan import Roles, Tile
 from mkcompile.plan.topology import Span, Topology
+
+# Elements of a panel.
+_PANEL = 128 * 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +79,13 @@ def compute_stage(gemm: Gemm, tile: Tile, roles: Roles, machine: Machine, positi
     one = tile_us(tile.rows, tile.columns, gemm, gpu, constants) * constants.own_gemm_factor / efficiency
     tiles = positions or num_tiles(gemm, tile.rows, tile.columns)
     waves = ceil(tiles / roles.compute)
-    total = max(throttled(waves * (one + constants.tile_start_us), constants), stream_us(gemm, gpu, constants))
+    total = max(throttled(waves * (one + overhead_us(tile, constants)), constants), stream_us(gemm, gpu, constants))
     return Compute(total_us=total, tile_us=one, waves=waves, tiles=tiles)
 
 
-def exposed_us(compute: Compute, link_us: float, constants: Constants) -> float:
-    """What tile epilogues wait for while the link is busy: a constant per wave, in proportion to the link's load."""
-    per_wave = max(compute.tile_us, constants.tile_exposed_us)
-    load = min(1.0, link_us / (compute.waves * per_wave))
-    return compute.waves * constants.tile_exposed_us * load
+def overhead_us(tile: Tile, constants: Constants) -> float:
+    """What the tensor cores wait for between two tiles of an SM: the beginning of one, the panels of the other."""
+    return constants.tile_start_us + constants.tile_panel_us * tile.rows * tile.columns / _PANEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,33 +145,6 @@ class Before:
 
     total_us: float = 0.0
     first_us: float = 0.0
-
-
-def reduce_us(case: Case, *, final: float, before: Before | None = None, copy_out: bool = False) -> float:
-    """GEMM whose tiles go to their owner, who adds them and passes the result on.
-
-    `final`: bytes of the second round, in units of the scattered output's crossing (0: reduce-scatter, 1: all-reduce
-    with a store to each peer, less with multicast). `before`: products before this one in the same launch.
-    `copy_out`: the result ends in ordinary memory, copied by a spare warp of each block.
-    """
-    constants, before = case.machine.constants, before or Before()
-    compute = case.compute()
-    crossing = case.output_bytes * (case.span.per_node - 1) / case.span.per_node
-    link = case.machine.link_us(crossing * (1 + final), constants.push_fraction)
-    kind = "all_reduce" if final > 0 else "reduce_scatter"
-    network = case.network_us(kind, case.output_bytes)
-    busy = constants.gemm_launch_us + before.total_us + compute.total_us + exposed_us(compute, link, constants)
-    if copy_out:
-        busy += constants.copy_out_us * compute.waves
-    own_tiles = min(case.most_blocks, ceil(compute.tiles / case.span.world_size))
-    last_wave = own_tiles * case.tile_bytes * (case.span.per_node - 1) * final
-    drain = constants.flag_us * (2 if final > 0 else 1)
-    drain += constants.drain_fraction * case.machine.link_us(last_wave, constants.push_fraction)
-    drain += 0.0 if network == 0 else case.machine.trip_us
-    # a paced tile leaves during the next one; what goes by the network alone lies in own memory and is not paced
-    fill = constants.gemm_launch_us + before.first_us
-    fill += compute.tile_us * (constants.fill_fraction if case.span.per_node > 1 else 1.0)
-    return smooth_max(busy + drain, fill + links_us(link, network, constants), constants)
 
 
 def gather_us(case: Case) -> float:

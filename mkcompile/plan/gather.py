@@ -93,7 +93,9 @@ class Gather:
         half = case.tile.rows == 64 and not self.together
         factor = _HALF_TILE_FACTOR if half else _NARROW_FACTOR if case.tile.columns == 128 else 1.0
         least_us = ceil(case.gemm.k / _BLOCK_K) * _BLOCK_US
-        return max(case.compute().tile_us * factor, least_us) + case.machine.constants.tile_start_us
+        known = case.machine.constants
+        one = case.compute().tile_us * factor * known.gather_gemm_factor / known.own_gemm_factor
+        return max(one, least_us) + known.tile_start_us
 
     def push(self, tile: Tile) -> Candidate:
         """All blocks push beside their products; tiles begin with the first k-blocks that come."""

@@ -55,17 +55,16 @@ def test_only_one_row_is_left_out_and_its_note_says_why() -> None:
     assert fit.predict(noted[0], constants()) == pytest.approx(51.4, rel=0.10)
 
 
-def test_our_kernels_are_within_12_percent_and_half_of_them_within_3() -> None:
-    """In the regime of the unfused rows, by constants fitted on every second row of an earlier run; those left out are
-    judged here. A reduce-scatter whose partials take as long as the product is slower than predicted.
+def test_our_kernels_are_within_10_percent_and_half_of_them_within_4() -> None:
+    """In the regime of the unfused rows, by constants fitted on every second row of two runs; those left out are judged
+    here. Among them are the reduce-scatters whose partials take as long as the product.
     """
     rows = fit.held_out_half(fit.fused_rows(RESULTS))
     errors = {row: abs(fit.predict_fused(row, constants()) / row.us - 1) for row in rows}
     assert len(errors) >= 16
-    assert sorted(errors.values())[len(errors) // 2] < 0.03
+    assert sorted(errors.values())[len(errors) // 2] < 0.04
     for row, found in errors.items():
-        is_flooded = row.operator == "gemm_reduce_scatter" and row.gemm.k < 2048
-        assert found < (0.19 if is_flooded else 0.12), row
+        assert found < 0.10, row
 
 
 def test_kernels_for_few_rows_are_within_15_percent_and_half_of_them_within_3() -> None:
