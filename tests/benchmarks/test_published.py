@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
 from benchmarks import command, published
 from benchmarks.published import PAGE, predict, with_table
+from mkcompile.plan.simulate import main as simulate
 
 
 def test_the_table_is_as_the_planner_has_it_now() -> None:
@@ -19,6 +23,19 @@ def test_every_published_row_is_in_it() -> None:
     assert {operator for operator, _ in published.published()} == {
         "all_gather_gemm", "gemm_all_reduce", "gemm_reduce_scatter", "moe_dispatch_gemm", "ring_attention",
     }  # fmt: skip
+
+
+def test_the_table_has_what_simulate_answers(tmp_path: Path) -> None:
+    """With the kernels that exist, and with all."""
+    sites = ["--site", "gemm_all_reduce:16384x16384x1024", "--site", "all_gather_gemm:16384x1024x16384"]
+    for more, policy in (([], published.EXISTING), (["--hypothetical"], published.ALL)):
+        file = tmp_path / "sites.json"
+        assert simulate(["--topology", "2x8xh200", *sites, *more, "--json", str(file)]) == 0
+        for one in json.loads(file.read_text())["operators"]:
+            ours = predict(one["operator"], 16384, policy)
+            assert one["fused_s"] * 1e6 == pytest.approx(ours.fused_us)
+            assert one["unfused_s"] * 1e6 == pytest.approx(ours.unfused_us)
+            assert (one["refusal"] is None) == ours.is_fused
 
 
 @pytest.mark.parametrize(("operator", "limit"), [("moe_dispatch_gemm", 1.25), ("ring_attention", 1.45)])
