@@ -11,9 +11,9 @@ from mkcompile.inspect.findings import Findings, Totals
 from mkcompile.inspect.rows import Collective
 from mkcompile.inspect.units import bytes_text, percent, time_text
 
-LOG_WIDTH = 120
+LOG_WIDTH = 160
 # Below it what a collective is goes into one column, line by line: half a name says nothing.
-_NARROW = 110
+_NARROW = 140
 
 
 def terminal() -> Console:

@@ -8,7 +8,11 @@ from dataclasses import replace
 from mkcompile.inspect.predict import Planner
 from mkcompile.inspect.rows import Collective
 from mkcompile.inspect.units import time_text
+from mkcompile.passes.reason import Reason
 from mkcompile.plan.judge import predict
+
+# Fused, or left by the planner alone: another kernel would change that.
+_OPEN = (None, Reason.NO_GAIN, Reason.TINY_PAYLOAD, Reason.NO_KERNEL)
 
 
 def notes_on(rows: Sequence[Collective], planner: Planner) -> list[str]:
@@ -17,7 +21,7 @@ def notes_on(rows: Sequence[Collective], planner: Planner) -> list[str]:
     sites: set[int] = set()
     planned_s = with_them_s = 0.0
     for row in rows:
-        if row.site in sites or row.problem is None or not row.fused:
+        if row.site in sites or row.problem is None or row.reason not in _OPEN:
             continue
         known = predict(row.problem, planner.topology, planner.policy)
         free = predict(row.problem, planner.topology, replace(planner.policy, available=None))

@@ -67,4 +67,4 @@ def test_misuse_is_status_two_and_says_what_is_wrong(
 
 def test_without_gpus_it_says_that_references_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
     assert tune.where("auto", 1000) is tune_command.CPU
-    assert "GPUs for 1000 ranks: timing the references" in " ".join(capsys.readouterr().err.split())
+    assert "GPUs for 1000 ranks: a rehearsal" in " ".join(capsys.readouterr().err.split())

@@ -65,8 +65,11 @@ def where(device: str, num_ranks: int) -> tune_command.Where:
     if device == "cuda" and count < num_ranks:
         raise OptionError(f"--device cuda with {num_ranks} ranks needs as many GPUs; there are {count}")
     if device == "cpu" or count < num_ranks:
-        if device == "auto":
-            Console(stderr=True).print(f"{count} GPUs for {num_ranks} ranks: timing the references on the CPU")
+        Console(stderr=True).print(
+            ("--device cpu" if device == "cpu" else f"{count} GPUs for {num_ranks} ranks")
+            + ": a rehearsal that times the references on the CPU over gloo. It says nothing of GPUs; no plan for them "
+            "reads it"
+        )
         return tune_command.CPU
     return tune_command.Where(backend="cpu:gloo,cuda:nccl", make_bench=gpu_bench)
 
