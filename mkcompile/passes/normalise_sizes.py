@@ -8,10 +8,9 @@ from __future__ import annotations
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from mkcompile.passes.graph import aten
+from mkcompile.passes.sizes import computed, size_node
 
 
 def sizes_from_inputs(graph: fx.Graph) -> None:
@@ -35,7 +34,6 @@ class _Inputs:
     """Where the graph's inputs hold the symbols."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._graph = graph
         self._nodes: dict[sympy.Symbol, fx.Node] = {}
         self._dims: dict[sympy.Symbol, tuple[fx.Node, int]] = {}
         for node in graph.find_nodes(op="placeholder"):
@@ -53,22 +51,4 @@ class _Inputs:
 
     def compute(self, wanted: sympy.Expr, before: fx.Node) -> fx.Node:
         """The expression's last node; new nodes are put before `before`."""
-        start = before.prev
-        with self._graph.inserting_before(before):
-            tracer = fx.proxy.GraphAppendingTracer(self._graph)
-            symbols = {one: fx.Proxy(self._symbol(one), tracer) for one in sorted(wanted.free_symbols, key=str)}
-            last: fx.Node = sympy_interp(PythonReferenceAnalysis, symbols, wanted).node
-        node = start.next
-        while node is not before:
-            values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in node.args]
-            node.meta.setdefault("val", node.target(*values))  # type: ignore[operator]
-            node = node.next
-        return last
-
-    def _symbol(self, symbol: sympy.Symbol) -> fx.Node:
-        if symbol in self._nodes:
-            return self._nodes[symbol]
-        tensor, dim = self._dims[symbol]
-        node = self._graph.call_function(aten.sym_size.int, (tensor, dim))
-        node.meta["val"] = tensor.meta["val"].shape[dim]
-        return node
+        return computed(wanted, before, lambda one: self._nodes.get(one) or size_node(*self._dims[one]))

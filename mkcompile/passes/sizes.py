@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import sympy  # type: ignore[import-untyped]
 import torch
@@ -33,11 +33,34 @@ def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
     return len(a) == len(b) and all(same_size(x, y) for x, y in zip(a, b, strict=True))
 
 
+def computed(wanted: sympy.Expr, before: fx.Node, node_of: Callable[[sympy.Symbol], fx.Node]) -> fx.Node:
+    """Nodes in front of `before` that compute the expression, with their values; returns the last. `node_of` gives a
+    symbol's node, and may put it there.
+    """
+    start = before.prev
+    with before.graph.inserting_before(before):
+        tracer = fx.proxy.GraphAppendingTracer(before.graph)
+        symbols = {one: fx.Proxy(node_of(one), tracer) for one in sorted(wanted.free_symbols, key=str)}
+        made: fx.Node = sympy_interp(PythonReferenceAnalysis, symbols, wanted).node
+    node = start.next
+    while node is not before:
+        values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in node.args]
+        node.meta.setdefault("val", node.target(*values))  # type: ignore[operator]
+        node = node.next
+    return made
+
+
+def size_node(tensor: fx.Node, dim: int) -> fx.Node:
+    """A new node, where the graph inserts now."""
+    node = tensor.graph.call_function(aten.sym_size.int, (tensor, dim))
+    node.meta["val"] = tensor.meta["val"].shape[dim]
+    return node
+
+
 class SizeNodes:
     """For each symbolic size a node of the graph that holds it, made where there is none."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._graph = graph
         self._by_expression: dict[sympy.Expr, fx.Node] = {}
         self._by_symbol: dict[sympy.Symbol, tuple[fx.Node, int]] = {}
         for node in graph.nodes:
@@ -65,27 +88,8 @@ class SizeNodes:
         found = self._by_expression.get(wanted)
         if found is not None and found <= after and found not in without:
             return found
-        return self._build(wanted, after)
-
-    def _build(self, wanted: sympy.Expr, after: fx.Node) -> fx.Node:
-        """Nodes behind `after` that compute the expression from its symbols; returns the last."""
-        end = after.next
-        with self._graph.inserting_before(end):
-            tracer = fx.proxy.GraphAppendingTracer(self._graph)
-            symbols = {one: fx.Proxy(self._symbol(one), tracer) for one in sorted(wanted.free_symbols, key=str)}
-            made: fx.Node = sympy_interp(PythonReferenceAnalysis, symbols, wanted).node
-        node = after.next
-        while node is not end:
-            values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in node.args]
-            node.meta.setdefault("val", node.target(*values) if callable(node.target) else None)
-            node = node.next
-        return made
+        return computed(wanted, after.next, self._symbol)
 
     def _symbol(self, symbol: sympy.Symbol) -> fx.Node:
         found = self._by_expression.get(symbol)
-        if found is not None:
-            return found
-        tensor, dim = self._by_symbol[symbol]
-        node = self._graph.call_function(aten.sym_size.int, (tensor, dim))
-        node.meta["val"] = tensor.meta["val"].shape[dim]
-        return node
+        return size_node(*self._by_symbol[symbol]) if found is None else found
