@@ -33,7 +33,8 @@ def notes_on(rows: Sequence[Collective], planner: Planner) -> list[str]:
             with_them_s += free.unfused_s - free.saving_s
     if not sites:
         return []
+    where = f"site{'s' if len(sites) > 1 else ''} {', '.join(map(str, sorted(sites)))}"
     return [
         f"kernels that do not exist yet ({', '.join(sorted(names))}) would take {time_text(with_them_s)} in place of "
-        f"{time_text(planned_s)} at site {', '.join(map(str, sorted(sites)))}: no plan and no total counts on them"
+        f"{time_text(planned_s)} at {where}: no plan and no total counts on them"
     ]

@@ -95,10 +95,10 @@ def test_a_machine_that_is_not_here_is_planned_with_the_kernels_that_exist(tenso
         assert row.estimate is not None and row.estimate.decision == "fuse"
         assert f"{row.operator}/{row.estimate.plan.split()[0]}" in AVAILABLE
     (note,) = tensor_report.notes
-    assert note.startswith("kernels that do not exist yet (gemm_all_reduce/") and "at site 1, 2:" in note
+    assert note.startswith("kernels that do not exist yet (gemm_all_reduce/") and "at sites 1, 2:" in note
     planner = planner_for(Options(topology="8xh200"))
     kept = [replace(one, operator=None, reason=Reason.NO_GAIN) for one in tensor_report.collectives]
-    assert "at site 1, 2:" in unbuilt.notes_on(kept, planner)[0]
+    assert "at sites 1, 2:" in unbuilt.notes_on(kept, planner)[0]
     assert unbuilt.notes_on([replace(one, reason=Reason.LAYOUT) for one in kept], planner) == []
     every = replace(planner, policy=replace(planner.policy, available=None))
     assert unbuilt.notes_on(tensor_report.collectives, every) == []
