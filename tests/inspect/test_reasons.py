@@ -14,7 +14,7 @@ from mkcompile.plan.plan import Refusal
 # nothing to do, or names the command that tells.
 _ADVICE = re.compile(
     r"^(nothing to do|use|set|make|give|apply|add|scale|reduce|scatter|gather|reshape|keep|wait|remove|compile|compute|"
-    r"drop|shard|batch|`python -m mkcompile doctor`)\b"
+    r"drop|shard|batch|pad|`python -m mkcompile doctor`)\b"
 )
 
 
