@@ -40,14 +40,14 @@ LINES = (
         regime="graph", ceiling="floor_ms",
     ),
     Line(
-        title="few rows: GEMM + all-reduce", file="2xh200/small_chosen.jsonl", op="gemm_all_reduce", regime="graph",
-        ceiling="floor_ms",
+        title="few rows: GEMM + all-reduce", file="2xh200/small_chosen_87a4b34.jsonl", op="gemm_all_reduce",
+        regime="graph", ceiling="floor_ms",
     ),
     Line(
         title="few rows: all-gather + GEMM", file="2xh200/gather_small_87a4b34.jsonl", op="all_gather_gemm",
         regime="graph", ceiling="floor_ms",
     ),
-    Line(title="GEMM alone, sustained", file="1xh200/ops.jsonl", op="gemm"),
+    Line(title="GEMM alone, sustained", file=f"2xh200/{NEWEST}", op="gemm"),
     Line(title="GEMM alone, in bursts", file="1xh200/ops.jsonl", op="gemm", regime="burst"),
 )  # fmt: skip
 
