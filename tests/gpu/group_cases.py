@@ -218,7 +218,9 @@ def report_of_an_ended_group(pair: Pair) -> dict[str, Any]:
     """
     pair.meet()
     # of gloo: NCCL may wait for the device when a group ends
-    lonely, alone = dist.new_group([0, 1], backend="gloo"), dist.new_group([0], backend="gloo")
+    lonely = dist.new_group([0, 1], backend="gloo")
+    # by its member alone: torch makes a rank outside split NCCL's group, also for one of gloo, and that process ends
+    alone = dist.new_group([0], backend="gloo", use_local_synchronization=True)
     assert isinstance(lonely, ProcessGroup)
     product = Product(operator="gemm_all_reduce", rows=512, n=1024, k=264, integers=True, seed=1)
     operands, name = product.inputs(pair, pair.rank), lonely.group_name

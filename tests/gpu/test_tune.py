@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -82,7 +83,9 @@ def test_candidates_are_timed_and_kept(tmp_path: Path) -> None:
     check(tmp_path / "first.jsonl", tmp_path / "second.jsonl")
 
 
-def test_candidates_are_timed_and_kept_by_turns(tmp_path: Path) -> None:
+def test_candidates_are_timed_and_kept_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or "0"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible.split(",")[0])  # in the ranks
     for name in ("first", "second"):
         tune_by_turns(tmp_path / "kept", tmp_path / f"{name}.jsonl")
     check(tmp_path / "first.jsonl", tmp_path / "second.jsonl")
