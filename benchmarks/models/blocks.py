@@ -6,7 +6,9 @@ Legend: B samples, T tokens (of this rank where the sequence is sharded), H hidd
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -123,12 +125,16 @@ def stack_of(sizes: Sizes, form: str, mesh: DeviceMesh, dtype: torch.dtype) -> n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A module, its input, and the gradient of its result; `trains`: the input is one that has a gradient."""
+    """A module, its input, and the gradient of its result; `trains`: the input is one that has a gradient.
+
+    `again` makes the same once more, of a module that can't be copied: None for one that can.
+    """
 
     module: nn.Module
     x: Tensor
     dy: Tensor
     trains: bool = True
+    again: Callable[[], Workload] | None = None
 
     def differentiated(self) -> dict[str, Tensor]:
         """What gradients are taken of."""
@@ -139,7 +145,7 @@ def workload(cell: Cell, mesh: DeviceMesh, dtype: torch.dtype) -> Workload:
     """The cell's blocks and their input, which is this rank's part of the sequence in the sequence-parallel form."""
     if cell.model in WHOLE:
         whole, ids = inference(cell.model, cell.batch, cell.tokens, mesh, dtype)
-        return Workload(module=whole, x=ids, dy=ids, trains=False)
+        return Workload(module=whole, x=ids, dy=ids, trains=False, again=partial(workload, cell, mesh, dtype))
     sizes = MODELS[cell.model]
     module = stack_of(sizes, cell.form, mesh, dtype)
     sharded = cell.form == "sequence"

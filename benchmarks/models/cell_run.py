@@ -153,7 +153,7 @@ class CellRun:
         self.turn.enter()
         wanted = correct.values_of(self.load, self.load.module, train)
         truth, of_eager = wanted, None
-        if self.load.trains and self.cell.rows <= TRUTH_ROWS:
+        if self.cell.rows <= TRUTH_ROWS:
             exact = correct.in_fp32(self.load)
             truth = correct.values_of(exact, exact.module, train)
             of_eager = correct.of_worst_rank(correct.ratios(wanted, truth), self.turn.host_group)

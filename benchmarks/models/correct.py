@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from .blocks import Workload
 from .contenders import Call
+from .huggingface import Inference
 
 #: Of the whole tensor's norm: what two bf16 executions of a few blocks, with roundings at other places, may differ by.
 FROM_EAGER = 3e-2
@@ -46,7 +47,12 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def in_fp32(load: Workload) -> Workload:
-    """The same rounded weights and input, computed in fp32."""
+    """The same rounded weights, input and keys and values of earlier tokens, computed in fp32."""
+    if load.again is not None:
+        made = load.again()
+        assert isinstance(made.module, Inference)
+        made.module.float().hold_as(torch.float32)
+        return made
     module = copy.deepcopy(load.module).float()
     return Workload(module=module, x=load.x.detach().float().requires_grad_(), dy=load.dy.float())
 

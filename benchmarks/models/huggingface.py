@@ -70,6 +70,11 @@ class Inference(nn.Module):
         super().__init__()
         self.model, self.cache, self.start = model, cache, start
 
+    def hold_as(self, dtype: torch.dtype) -> None:
+        """Keys and values, which are no buffers that `to` would find."""
+        for layer in self.cache.layers:
+            layer.keys, layer.values = layer.keys.to(dtype), layer.values.to(dtype)
+
     def forward(self, ids_BT: Tensor) -> Tensor:
         for layer in self.cache.layers:
             layer.cumulative_length.fill_(self.start)
