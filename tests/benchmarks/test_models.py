@@ -52,6 +52,15 @@ def test_checks_alone_train_and_time_nothing(tmp_path: Path, capsys: pytest.Capt
     assert "0 of 1 cells" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_whole_models_are_judged_by_fp32(tmp_path: Path) -> None:
+    out = tmp_path / "whole.jsonl"
+    asked = ["--model", "HF-tiny", "--tokens", "1x1", "--contender", "eager", "--contender", "mkernel"]
+    assert command.main(["--device", "cpu", "--checks-only", *asked, "--limit-s", "300", "--out", str(out)]) == 0
+    for row in results.read(out).values():
+        assert row["checked"] and row["judged_by"] == "fp32" and 0 < row["worst_error"] < 1e-2
+
+
 def test_the_whole_grid_is_the_baselines() -> None:
     cells = Selection().cells("cuda")
     blocks = [cell for cell in cells if cell.trains]
