@@ -26,7 +26,7 @@ from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.proxy import Link
 from mkcompile.runtime.tile_schedule import TileSchedule
 from mkcompile.runtime.warmup import warm_up
-from tests.gpu.network_ranks import LINK_50, SHUFFLED_50, NodeGroup
+from tests.gpu.network_ranks import LINK_50, RING_CAPACITY, SHUFFLED_50, NodeGroup
 from tests.gpu.ranks import nan_outputs, random_input
 from tests.gpu.test_reductions import expected_of
 from tests.gpu.truth import assert_close, summed
@@ -114,7 +114,7 @@ class Nodes:
                 wanted, allowed = (expected_of(self.config, rank, 2, one) for one in (truth, baseline))
                 assert_close(out.to(home), wanted, allowed, f"{self.config.operator} {self.shape} {name} rank {rank}")
 
-    def timeline(self, form: Form) -> dict[str, float]:
+    def timeline(self, form: Form) -> dict[str, Any]:
         """Of one traced launch."""
         launches = self._launches(form, trace=True)
         return timeline_of(self.group, lambda: self.group.run(launches))
@@ -137,8 +137,9 @@ def measure(group: NodeGroup, plain: Plain, shape: Shape, kind: tuple[str, str],
     ceiling_ms = max(gemm_ms, link_ms)
     return {
         "op": kind[0], "M": shape.m, "N": shape.n, "K": shape.k, "nodes": 2, "gpus": len(set(group.devices)),
-        "transport": "emulated", "order": order, "ms": round(best, 4), "gemm_ms": round(gemm_ms, 4),
-        "link_ms": round(link_ms, 4), "ceiling_ms": round(ceiling_ms, 4), "over_ceiling": round(best / ceiling_ms, 3),
+        "transport": "emulated", "order": order, "ring": group.ring_capacity, "ms": round(best, 4),
+        "gemm_ms": round(gemm_ms, 4), "link_ms": round(link_ms, 4), "ceiling_ms": round(ceiling_ms, 4),
+        "over_ceiling": round(best / ceiling_ms, 3),
         "unfused_ms": round(ms["unfused"], 4), "form": form.name,
         "by_form": {one.name: round(ms[one.name], 4) for one in FORMS}, "timeline": nodes.timeline(form),
     }  # fmt: skip
@@ -154,13 +155,19 @@ def needed_configs() -> list[KernelConfig]:
     return list(dict.fromkeys(base.with_tile(*form.tile) for base in bases for form in FORMS))
 
 
-def open_groups(devices: tuple[int, int], link: Link, shapes: list[Shape]) -> tuple[NodeGroup, Plain]:
-    """For the fused kernels, with a workspace of the default size; and for the sequence that is not fused."""
+def open_groups(devices: tuple[int, int], link: Link, shapes: list[Shape], ring: int) -> tuple[NodeGroup, Plain]:
+    """For the fused kernels, with a workspace of the default size; and for the sequence that is not fused.
+
+    Units: `ring` commands.
+    """
     largest = max(arena_bytes(shape.m, shape.n) for shape in shapes)
     tiles = max(
         _LEAST_FLAGS, *(shape.m * shape.n // (form.tile[0] * form.tile[1]) for shape in shapes for form in FORMS)
     )
-    group = NodeGroup(devices, arena_bytes=_ARENA_BYTES, nodes=2, link=link, timeline_capacity=1 << 17, max_tiles=tiles)
+    group = NodeGroup(
+        devices, arena_bytes=_ARENA_BYTES, nodes=2, link=link, timeline_capacity=1 << 17, max_tiles=tiles,
+        ring_capacity=ring,
+    )  # fmt: skip
     group.record()
     return group, Plain(NodeGroup(devices, arena_bytes=largest, nodes=2, link=link, max_tiles=tiles))
 
@@ -172,14 +179,17 @@ def main() -> None:
     parser.add_argument("--devices", type=int, nargs=2, default=[0, 1])
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--largest", type=int, default=1 << 28, help="elements of the largest product")
+    parser.add_argument("--least", type=int, default=0, help="elements of the smallest product")
+    parser.add_argument("--orders", nargs="+", choices=ORDERS, default=list(ORDERS))
+    parser.add_argument("--ring", type=int, default=RING_CAPACITY, help="commands that a proxy's ring holds; 2^n")
     parser.add_argument("--commit", default="")
     options = parser.parse_args()
     for _ in warm_up(needed_configs(), min(8, os.cpu_count() or 1)):
         pass
     started, wrong = time.monotonic(), 0
-    shapes = [one for one in REDUCED if one.m >= LARGE_ROWS and one.m * one.n <= options.largest]
-    for order, link in ORDERS.items():
-        group, plain = open_groups(tuple(options.devices), link, shapes)
+    shapes = [one for one in REDUCED if one.m >= LARGE_ROWS and options.least <= one.m * one.n <= options.largest]
+    for order in options.orders:
+        group, plain = open_groups(tuple(options.devices), ORDERS[order], shapes, options.ring)
         for shape, kind in ((shape, kind) for shape in shapes for kind in _OPERATORS):
             if time.monotonic() - started > options.seconds:
                 break

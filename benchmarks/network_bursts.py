@@ -59,11 +59,21 @@ def interleaved_ms(group: NodeGroup, runs: Mapping[str, Callable[[int], None]], 
     return {name: median(values[1:]) for name, values in times.items()}
 
 
-def timeline_of(group: NodeGroup, run: Callable[[], None]) -> dict[str, float]:
-    """One traced launch of rank 0: spans of its kernel, of its computation and of its link. Units: ms, GB/s."""
+def proxy_work(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """What a proxy did between two looks at its counters; `stalls`: rounds with no room for more in flight."""
+    return {name: after[name] - before[name] for name in ("commands", "batches", "rounds", "stalls")}
+
+
+def timeline_of(group: NodeGroup, run: Callable[[], None]) -> dict[str, Any]:
+    """One traced launch of rank 0: spans of its kernel, of its computation and of its link; and what each proxy did.
+
+    Units: ms, GB/s.
+    """
     for _ in range(2):
+        before = [proxy.counters() for proxy in group.proxies]
         run()
         group.synchronize()
+    work = [proxy_work(old, proxy.counters()) for old, proxy in zip(before, group.proxies, strict=True)]
     last = summary(group.traces()[0])[-1]
     events, _ = group.proxies[0].timeline()
     large: list[Any] = [one for one in events if one.num_bytes > _SMALLEST_CHUNK_BYTES]
@@ -78,4 +88,5 @@ def timeline_of(group: NodeGroup, run: Callable[[], None]) -> dict[str, float]:
         "busy_share": round(last.busy_share, 3),
         "link_busy_ms": round(link_us / 1e3, 4),
         "link_gbps": round(sum(one.num_bytes for one in sent) / link_us / 1e3, 2),
+        "proxies": work,
     }

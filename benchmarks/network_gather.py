@@ -79,7 +79,7 @@ class Nodes:
             self.group.check()
             call.check(exact=False, what=name)
 
-    def timeline(self, tile: tuple[int, int]) -> dict[str, float]:
+    def timeline(self, tile: tuple[int, int]) -> dict[str, Any]:
         """Of one traced launch."""
         call = self._call(tile, self.size, trace=True)
         return timeline_of(self.group, lambda: call.run(self.group))

@@ -40,6 +40,7 @@ class NodeGroup(RankGroup):
     nodes: int = 2
     link: Link = FAST
     timeline_capacity: int = 0
+    ring_capacity: int = RING_CAPACITY
     proxies: list[Proxy] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -81,7 +82,7 @@ class NodeGroup(RankGroup):
                 ),
                 ring_control=facts.ring_control,
                 ring_slots=facts.ring_slots,
-                capacity=RING_CAPACITY,
+                capacity=self.ring_capacity,
             ),
         )
 
@@ -135,8 +136,9 @@ class NodeGroup(RankGroup):
     def _connect(self) -> None:
         bases = tuple(workspace.data_ptr() for workspace in self.workspaces)
         config = ProxyConfig(
-            transport="emulated", link=self.link, ring_capacity=RING_CAPACITY, timeline_capacity=self.timeline_capacity
-        )
+            transport="emulated", link=self.link, ring_capacity=self.ring_capacity,
+            timeline_capacity=self.timeline_capacity,
+        )  # fmt: skip
         ranks = tuple(range(self.world))
         for rank, device in enumerate(self.devices):
             region = Region(
@@ -145,7 +147,7 @@ class NodeGroup(RankGroup):
             )  # fmt: skip
             ring = Ring(
                 control=driver.allocate_mapped(network_abi.RING_CONTROL_BYTES, device),
-                slots=driver.allocate_mapped(network_abi.COMMAND_BYTES * RING_CAPACITY, device),
+                slots=driver.allocate_mapped(network_abi.COMMAND_BYTES * self.ring_capacity, device),
             )
             place = Place(rank=rank, ranks=ranks, timeout_s=self.timeout_s)
             # of 32 queues a rank takes three: its own, its mover's, and the proxy's
