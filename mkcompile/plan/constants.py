@@ -53,6 +53,7 @@ class Constants:
     overlap_exponent: float
     copy_out_us: float
     partial_us: float
+    reduction_start_us: float
     push_interference: float
     copy_engine_interference: float
     tile_reduce_gbps: float

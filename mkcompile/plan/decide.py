@@ -192,10 +192,18 @@ def part_of_kernels(problem: Problem) -> Problem:
 def best_candidate(
     problem: Problem, topology: Topology, policy: Policy, names: frozenset[str] | None = None
 ) -> Candidate | None:
-    """The fastest that the policy allows, of these kernels (see `Plan.name`) or of all; the first of equals."""
+    """The fastest that the policy allows, of these kernels (see `Plan.name`) or of all; the first of equals.
+
+    A reduction of few rows is by a kernel for few rows unless another gains what is believed (decision 206).
+    """
     site = Site(problem=problem, topology=topology.reaching(problem.num_nodes), reserve_sms=policy.reserve_sms)
-    allowed = (one for one in candidates(site) if policy.allows(one.plan) and (names is None or one.plan.name in names))
-    return min(allowed, key=lambda one: one.seconds, default=None)
+    allowed = [one for one in candidates(site) if policy.allows(one.plan) and (names is None or one.plan.name in names)]
+    best = min(allowed, key=lambda one: one.seconds, default=None)
+    streams = [one for one in allowed if one.plan.variant == "stream"]
+    if best is None or not streams or problem.operator == "all_gather_gemm":
+        return best
+    known = min(streams, key=lambda one: one.seconds)
+    return known if best.seconds > known.seconds * (1 - MARGIN_FRACTION) else best
 
 
 def _weigh(base: Decision, best: Candidate, policy: Policy, margin: float) -> Decision:

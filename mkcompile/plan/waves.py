@@ -55,6 +55,7 @@ class Reduction:
         case, constants, before = self.case, self.case.machine.constants, before or Before()
         compute = case.compute()
         busy = constants.gemm_launch_us + before.total_us + self._waves_us(compute) + self._drain_us(compute)
+        busy += constants.reduction_start_us if case.span.per_node > 1 else 0.0
         network = case.network_us("all_reduce" if self.final > 0 else "reduce_scatter", case.output_bytes)
         if network == 0:
             return busy
@@ -73,11 +74,20 @@ class Reduction:
         mixed = compute.waves - lag / others if others else 0.0
         own = compute.waves - lag - mixed
         flag = constants.flag_us + constants.partial_us if peers and lag <= 1 else 0.0
+        if peers and compute.waves == 1:  # nothing hides what is pushed: own tiles run beside the peers', and wait
+            alone = each + min(pushed * others + constants.partial_us, _wave_us(each, pushed, flag))
+            return alone + self._copied_us(compute)
         total = each + max(0.0, lag - 1) * max(each, pushed) + min(lag, 1.0) * _wave_us(each, pushed, flag)
         total += mixed * _wave_us(each, pushed * others * (1 + self.final), flag)
         total += (own - 1) * (max(each, pushed * peers * self.final) if own > 1 else each)  # of the last: see the drain
-        copied = case.tile.rows * case.tile.columns / _LARGE_TILE
-        return total + (constants.copy_out_us * copied * compute.waves if self.copy_out else 0.0)
+        return total + self._copied_us(compute)
+
+    def _copied_us(self, compute: Compute) -> float:
+        """What copying out takes of the products' time."""
+        if not self.copy_out:
+            return 0.0
+        copied = self.case.tile.rows * self.case.tile.columns / _LARGE_TILE
+        return self.case.machine.constants.copy_out_us * copied * compute.waves
 
     def _drain_us(self, compute: Compute) -> float:
         """The last wave's finished tiles cross when nothing is left to hide them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from benchmarks.shapes import REDUCED, Shape
 from mkcompile.plan import PRESETS, Policy
 from mkcompile.plan.candidates import Site, candidates
 from mkcompile.plan.decide import best_candidate
+from mkcompile.plan.fit_stream import FILES
+from mkcompile.plan.kernels import AVAILABLE
 from mkcompile.plan.plan import Plan
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.tile_schedule import LaunchSize, choose_schedule, choose_tile
@@ -21,7 +24,10 @@ from tests.plan.problems import problem
 PAIR = PRESETS["2xh200"]
 RESERVE = 4
 FEW_ROWS = 1024
-SWEEP = Path(__file__).parents[2] / "benchmarks" / "results" / "2xh200" / "sweep.jsonl"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "2xh200"
+SWEEP = RESULTS / "sweep.jsonl"
+#: All kernels of 1 to 1024 rows, those for many rows too, at what planners of other days took.
+FEW_RUNS = ("small.jsonl", "small_chosen.jsonl", "small_chosen_87a4b34.jsonl", *FILES)
 KERNELS = {"gemm_reduce_scatter": "push", "gemm_all_reduce": "staged"}
 
 
@@ -52,6 +58,29 @@ def test_the_planners_choice_is_the_same_or_predicted_to_be_faster(operator: str
         assert chosen.plan.pace_ns == pytest.approx(pace_ns, rel=0.05) or one.k <= 2048
 
 
+def launched() -> dict[tuple[tuple[str, int, int, int], str], str]:
+    """What ran as a planner had it, at 2048 rows and more: problem and variant, and the kernel with its schedule."""
+    variants = {"mkcompile_direct": "direct", "mkcompile_staged": "staged", "mkcompile": "push"}
+    rows = map(json.loads, (RESULTS / "ops_87a4b34.jsonl").read_text().splitlines())
+    return {
+        ((row["op"], row["M"], row["N"], row["K"]), variants[row["contender"]]): row["variant"]
+        for row in rows
+        if row["op"] in KERNELS and row["contender"] in variants and row["regime"] == "sustained"
+    }
+
+
+def test_plans_are_those_that_ran() -> None:
+    """A change of constants changes no launch of the benchmarks' reductions that was measured."""
+    assert len(launched()) == 33
+    for (place, variant), ran in launched().items():
+        policy = Policy(fuse="always", reserve_sms=RESERVE, available=frozenset({f"{place[0]}/{variant}"}))
+        best = best_candidate(problem(*place), PAIR, policy)
+        assert best is not None
+        plan = best.plan
+        told = f"{plan.tile.rows}x{plan.tile.columns} grid{plan.grid} lag{plan.lag} pace{plan.pace_ns}"
+        assert told == " ".join(ran.split()[:4]), (place, variant)
+
+
 def swept() -> dict[tuple[str, int, int, int], list[dict[str, Any]]]:
     """What `tune --sweep` measured of reductions, by problem. (Gathers and few rows have other kernels since:
     `test_prediction` judges the latter.)
@@ -78,6 +107,46 @@ def test_of_what_tune_measured_the_choice_is_within_5_percent_of_the_best() -> N
     regrets = {place: regret(place, rows) for place, rows in swept().items()}
     assert len(regrets) == 6
     assert max(regrets.values()) <= 1.05, regrets
+
+
+def few_rows() -> dict[tuple[str, int, int, int], dict[tuple[str, str, int], float]]:
+    """Microseconds of each kernel (variant, tile, split) in CUDA graphs, the best of the runs, by problem."""
+    places: dict[tuple[str, int, int, int], dict[tuple[str, str, int], float]] = {}
+    for row in (json.loads(line) for name in FEW_RUNS for line in (RESULTS / name).read_text().splitlines()):
+        ours = row["contender"].startswith("mkcompile") and row["op"] in KERNELS and row["checked"]
+        if not ours or row["regime"] != "graph":
+            continue
+        found = re.search(r"_(\d+x\d+)_.*_(stream|staged|direct|nk)(\d?)", row["variant"])
+        assert found is not None, row
+        variant = "push" if found[2] == "nk" else found[2]
+        times = places.setdefault((row["op"], row["M"], row["N"], row["K"]), {})
+        kernel = (variant, f"{found[1]}x64", int(found[3] or 1))
+        times[kernel] = min(times.get(kernel, 1e9), row["ms"] * 1e3)
+    return places
+
+
+def test_of_few_rows_the_choice_is_within_5_percent_of_the_best_of_all_kernels() -> None:
+    regrets = {}
+    for place, times in few_rows().items():
+        chosen = best_candidate(problem(*place), PAIR, Policy(available=AVAILABLE))
+        assert chosen is not None
+        plan = chosen.plan
+        regrets[place] = times[plan.variant, str(plan.tile), plan.split] / min(times.values())
+    assert len(regrets) == 60
+    assert max(regrets.values()) <= 1.05, regrets
+
+
+def test_kernels_for_many_rows_are_predicted_at_few_rows_too() -> None:
+    """Reduce-scatters that the planner would take where it knew no better: 64 to 1024 rows, within 15 %."""
+    errors = {}
+    for place, times in few_rows().items():
+        site = Site(problem=problem(*place), topology=PAIR, reserve_sms=RESERVE)
+        predicted = {(one.plan.variant, str(one.plan.tile)): one.seconds * 1e6 for one in candidates(site)}
+        for (variant, tile, _), us in times.items():
+            if variant == "push" and place[1] >= 64:
+                errors[place, tile] = predicted[variant, tile] / us - 1
+    assert len(errors) >= 20
+    assert max(map(abs, errors.values())) < 0.15, errors
 
 
 def test_equal_plans_have_equal_names_and_digests_and_a_split_is_part_of_both() -> None:
