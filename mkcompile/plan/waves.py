@@ -18,6 +18,9 @@ _FEW_WAVES, _SHORT_US = 4, 100.0
 # Partials that take so much of the computation: two waves of large ones would wait for each other on the link, and of
 # any where finished tiles are copied out as well (decision 302).
 _LINK_BUSY, _LARGE_TILE = 0.65, 128 * 256
+# Beside nothing, copying out takes as long as of so many waves beside products: 2 to 3 us of a tile of 128x64, 5 to 10
+# of 128x128, 12 to 14 of 128x256, staged less direct in `benchmarks/results/2xh200/small.jsonl`.
+_COPIED_ALONE = 7.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,18 +79,18 @@ class Reduction:
         flag = constants.flag_us + constants.partial_us if peers and lag <= 1 else 0.0
         if peers and compute.waves == 1:  # nothing hides what is pushed: own tiles run beside the peers', and wait
             alone = each + min(pushed * others + constants.partial_us, _wave_us(each, pushed, flag))
-            return alone + self._copied_us(compute)
+            return alone + self._copied_us(_COPIED_ALONE)
         total = each + max(0.0, lag - 1) * max(each, pushed) + min(lag, 1.0) * _wave_us(each, pushed, flag)
         total += mixed * _wave_us(each, pushed * others * (1 + self.final), flag)
         total += (own - 1) * (max(each, pushed * peers * self.final) if own > 1 else each)  # of the last: see the drain
-        return total + self._copied_us(compute)
+        return total + self._copied_us(compute.waves)
 
-    def _copied_us(self, compute: Compute) -> float:
+    def _copied_us(self, waves: float) -> float:
         """What copying out takes of the products' time."""
         if not self.copy_out:
             return 0.0
         copied = self.case.tile.rows * self.case.tile.columns / _LARGE_TILE
-        return self.case.machine.constants.copy_out_us * copied * compute.waves
+        return self.case.machine.constants.copy_out_us * copied * waves
 
     def _drain_us(self, compute: Compute) -> float:
         """The last wave's finished tiles cross when nothing is left to hide them."""
