@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -157,9 +158,15 @@ def summary_table(rows: dict[RowKey, Row]) -> list[str]:
             for cell in cells
             if (gain := speed_up(rows, cell, which)) is not None and gain < 1 - LEVEL
         ]
-        behind += [f"{cell[2]}x{cell[3]} fails" for cell in cells if "error" in rows.get((cell, OURS), {})]
+        behind += _failed(cell for cell in cells if "error" in rows.get((cell, OURS), {}))
         lines.append(f"| {model} | {form} | {_sizes(cells)} | {' | '.join(means)} | {', '.join(behind) or 'none'} |")
     return lines
+
+
+def _failed(cells: Iterable[Key]) -> list[str]:
+    """Each size once, in however many modes it fails."""
+    modes = Counter(f"{cell[2]}x{cell[3]}" for cell in cells)
+    return [f"{size} fails" + (", in both modes" if times == len(MODES) else "") for size, times in modes.items()]
 
 
 def _pass_in(which: str, mode: str) -> str:

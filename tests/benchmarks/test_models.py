@@ -194,7 +194,9 @@ def test_a_row_that_we_lose_or_fail_is_named(tmp_path: Path) -> None:
         path, [{**cell, "T": 2048, "contender": name, "fwd_ms": ms} for name, ms in (("eager", 1.0), ("mkernel", 2.0))]
     )
     results.append(path, [{**cell, "T": 4096, "contender": "mkernel", "error": "no"}])
-    assert "2048 forward 0.50, 1x4096 fails" in "\n".join(table.summary_table(results.read(path)))
+    assert "2048 forward 0.50, 1x4096 fails |" in "\n".join(table.summary_table(results.read(path)))
+    results.append(path, [{**cell, "T": 4096, "contender": "mkernel", "mode": "reduce-overhead", "error": "no"}])
+    assert "2048 forward 0.50, 1x4096 fails, in both modes |" in "\n".join(table.summary_table(results.read(path)))
 
 
 def test_a_mean_of_some_of_the_sizes_names_them(tmp_path: Path) -> None:
