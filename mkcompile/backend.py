@@ -23,11 +23,11 @@ from mkcompile.config import OPTION_PREFIX, Options, near_text, option_names, se
 from mkcompile.errors import OptionError
 from mkcompile.ops.problem import Problem
 from mkcompile.passes import fusion_pass
-from mkcompile.passes.groups_of_graph import groups_of, may_multiply
+from mkcompile.passes.groups_of_graph import asked_for, groups_of
 from mkcompile.passes.judge import judge_for, kernels_first
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.save_reduced import SaveReduced
-from mkcompile.passes.uneven_shards import uneven_sizes
+from mkcompile.passes.uneven_shards import UnevenSizes, uneven_sizes
 from mkcompile.plan.placement import placed
 from mkcompile.runtime.machine import basis_of, enter, policy_of
 from mkcompile.runtime.published import Basis
@@ -51,10 +51,10 @@ class FusionPass(fusion_pass.FusionPass):
         self,
         options: Options | None = None,
         groups: Sequence[str] | None = None,
-        uneven: frozenset[int] = frozenset(),
+        uneven: UnevenSizes | None = None,
     ) -> None:
         """`groups`: names of those that the graph communicates over; None: any of this process's. `uneven`: sizes
-        that stand for a dimension of which the ranks have different sizes.
+        that stand for a dimension of which a group's ranks have different sizes.
         """
         self._machine = (options or Options()).topology
         self._groups = groups
@@ -152,10 +152,9 @@ def mkernel(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
     Raises: OptionError; AbsentRankError for a rank of one of the graph's groups that never enters.
     """
     options, theirs = split_options(kwargs.get("options"))
-    is_off = options.fuse == "never"
-    groups = groups_of(gm, required=not is_off)
-    # a wrong name is an error here, and not in the middle of a pass; where nothing can be fused, nobody is asked
-    enter(options.topology, [] if is_off or not may_multiply(gm) else groups)
+    may_fuse = options.fuse != "never"
+    groups = groups_of(gm, required=may_fuse)
+    enter(options.topology, asked_for(gm, groups, may_fuse))  # a wrong name is an error here, and not inside a pass
     patches = with_joint_pass(inductor_patches(theirs, kwargs.get("mode")), options)
     fusion = FusionPass(options, groups, uneven_sizes(gm))
     compiled: Callable[..., Any] = compile_fx(gm, example_inputs, config_patches=with_pass(patches, fusion))  # type: ignore[assignment]

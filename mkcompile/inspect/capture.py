@@ -30,7 +30,7 @@ from mkcompile.inspect.breaks import Ending, ending_of
 from mkcompile.inspect.snapshot import GraphView
 from mkcompile.passes import normalise
 from mkcompile.passes.site import Site
-from mkcompile.passes.uneven_shards import uneven_sizes
+from mkcompile.passes.uneven_shards import UnevenSizes, uneven_sizes
 
 # A cache hit would skip the pass, and with it the report.
 _NO_CACHE = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
@@ -73,7 +73,7 @@ class Recorder:
         return compiled
 
     def _inner_compile(
-        self, uneven: frozenset[int], gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any
+        self, uneven: UnevenSizes, gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any
     ) -> Callable[..., Any]:
         """In the place of Inductor's code generation."""
         is_inference = bool(kwargs.get("is_inference", False))
@@ -94,7 +94,7 @@ class Recorder:
 class _WatchedPass(FusionPass):
     """The fusion pass with a look at the graph before it."""
 
-    def __init__(self, options: Options, phase: Phase, uneven: frozenset[int]) -> None:
+    def __init__(self, options: Options, phase: Phase, uneven: UnevenSizes) -> None:
         super().__init__(options, uneven=uneven)
         self.captured: list[CapturedGraph] = []
         self._phase = phase

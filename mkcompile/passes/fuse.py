@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import torch
 from torch import fx
@@ -21,6 +22,7 @@ from mkcompile.passes.other_collectives import refusal_of
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.rewrite import Rewriter
 from mkcompile.passes.site import Match, Refusal, Site
+from mkcompile.passes.uneven_shards import UnevenSizes, sizes_within
 from mkcompile.plan import key
 
 # Seconds that fusing the problem is predicted to save, or the reason not to.
@@ -41,6 +43,7 @@ def anywhere(judge: Judge) -> JudgeInGroup:
 
 
 _EVERYTHING = anywhere(fuse_all)
+_NONE: UnevenSizes = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -69,11 +72,11 @@ def fuse(
     judge: JudgeInGroup = _EVERYTHING,
     policy: FusePolicy = "always",
     results: ResultPolicy = "ordinary",
-    uneven: frozenset[int] = frozenset(),
+    uneven: UnevenSizes = _NONE,
 ) -> list[Site]:
     """Rewrite the graph in place; what became of each collective, in graph order. Calls carry the policy.
 
-    `uneven`: sizes that stand for a dimension of which the ranks have different sizes; what has one stays.
+    `uneven`: sizes that stand for a dimension of which a group's ranks have different sizes; what has one stays.
     """
     if next(collectives(graph), None) is None:
         return []
@@ -112,14 +115,14 @@ def _find(nodes: list[fx.Node]) -> _Findings:
 
 
 def _choose_and_rewrite(
-    graph: fx.Graph, findings: _Findings, judge: JudgeInGroup, policy: FusePolicy, uneven: frozenset[int]
+    graph: fx.Graph, findings: _Findings, judge: JudgeInGroup, policy: FusePolicy, uneven: UnevenSizes
 ) -> dict[fx.Node, Match]:
     """Rewrite the best set of matches; where the graph does not allow one, the best set without it."""
     candidates: list[Candidate] = []
     for found in findings.matches:
         problem, verdict = judge(found.call.group, found.problem)
         match = replace(found, problem=problem)
-        verdict = _unfit(match, uneven) or verdict
+        verdict = _unfit(match, uneven, verdict) or verdict
         if isinstance(verdict, Reason):
             findings.refuse(match, verdict)
         else:
@@ -145,10 +148,12 @@ def _choose_and_rewrite(
     return fused
 
 
-def _unfit(match: Match, uneven: frozenset[int]) -> Reason | None:
-    """Why the operator can't stand in what is being compiled, whatever it gains."""
-    if _has_size_of(uneven, match):
+def _unfit(match: Match, uneven: UnevenSizes, verdict: float | Reason) -> Reason | None:
+    """Why the operator can't stand in what is being compiled: the same on all ranks, whatever their verdicts."""
+    if _has_size_of(sizes_within(uneven, match.call.group), match):
         return Reason.UNEVEN_SHARDS
+    if isinstance(verdict, Reason):
+        return None
     # Inductor's C++ wrapper crashes at lists, also where it has taken them (torch 2.13)
     returns_list = isinstance(overload(type(match.call))._schema.returns[0].type, torch.ListType)
     return Reason.CPP_WRAPPER if inductor_config.cpp_wrapper and returns_list else None

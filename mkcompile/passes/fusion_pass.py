@@ -19,6 +19,7 @@ from mkcompile.passes import artifact
 from mkcompile.passes.fuse import Judge, fuse, fuse_all
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.site import Site
+from mkcompile.passes.uneven_shards import UnevenSizes
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class FusionPass(CustomGraphPass):
         judge: Judge = fuse_all,
         facts: str | Facts = "",
         always: Judge = fuse_all,
-        uneven: frozenset[int] = frozenset(),
+        uneven: UnevenSizes | None = None,
     ) -> None:
         """`judge` decides under the policy `auto`, `always` under that; `facts` names what their decisions depend on
         and enters the uuid. `uneven`: sizes whose products stay, see `passes.uneven_shards`.
@@ -76,7 +77,7 @@ class FusionPass(CustomGraphPass):
         self._options = options or Options()
         self._judge = {"auto": judge, "always": always, "never": _fuse_nothing}[self._options.fuse]
         self._facts = facts
-        self._uneven = uneven
+        self._uneven = uneven or {}
         self._listeners: list[Listener] = []
         self._graphs: list[list[Site]] = []
 
@@ -111,7 +112,7 @@ class FusionPass(CustomGraphPass):
     def uuid(self) -> str:
         """Covers sources, options, the judge's facts, the groups' sizes, torch's version; no rank, no measurement."""
         facts = self._facts if isinstance(self._facts, str) else self._facts()
-        uneven = repr(sorted(self._uneven))
+        uneven = repr([(group, sorted(sizes)) for group, sizes in self._uneven.items()])
         parts = (source_digest(), repr(self._options), facts, uneven, group_sizes(), torch.__version__)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

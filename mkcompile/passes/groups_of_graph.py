@@ -6,7 +6,7 @@ A collective names its group; a DTensor has a mesh, from which its collectives a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,10 @@ _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "mkcompile")
 _GROUP = ("group_name", "group")
 _OF_GRAPH = "torch.compile"
 # In the names of torch's functions and methods that make products, whatever they are called with.
-_PRODUCTS = re.compile(r"mm|matmul|linear|einsum|dot|attention|conv|rnn|lstm|gru|inner|outer|ger|mv|cdist")
+_PRODUCTS = re.compile(
+    r"mm|matmul|matrix_power|linear|einsum|dot|attention|conv|rnn|lstm|gru|inner|outer|ger|mv|cdist", re.IGNORECASE
+)
+_OF_TORCH = ("torch", "_operator", "builtins", "math")
 
 
 def groups_of(graph: fx.GraphModule, required: bool = True) -> list[str]:
@@ -34,9 +37,20 @@ def groups_of(graph: fx.GraphModule, required: bool = True) -> list[str]:
     """
     if not dist.is_initialized():
         return []
-    bodies = [one for one in graph.modules() if isinstance(one, fx.GraphModule)]
-    names = {name for body in bodies for node in body.graph.nodes for name in _names(node, required)}
+    nodes = list(_nodes(graph))
+    names = {name for node in nodes for name in (*_named(node, required), *_meshes(node))}
     return sorted(name for name in names if _size(name) > 1)
+
+
+def asked_for(graph: fx.GraphModule, groups: Sequence[str], may_fuse: bool = True) -> list[str]:
+    """Of the graph's groups those whose ranks have something to tell each other.
+
+    All, if there may be a product to fuse; else those that a collective names: other ranks may fuse theirs.
+    """
+    if may_fuse and may_multiply(graph):
+        return list(groups)
+    named = {name for node in _nodes(graph) for name in _named(node, required=False)}
+    return [group for group in groups if group in named]
 
 
 def may_multiply(graph: fx.GraphModule) -> bool:
@@ -44,8 +58,7 @@ def may_multiply(graph: fx.GraphModule) -> bool:
 
     By names, and True for what only its maker knows: operators that are not torch's own, higher-order ones.
     """
-    bodies = [one for one in graph.modules() if isinstance(one, fx.GraphModule)]
-    return any(_may_multiply(node) for body in bodies for node in body.graph.nodes)
+    return any(_may_multiply(node) for node in _nodes(graph))
 
 
 def _may_multiply(node: fx.Node) -> bool:
@@ -59,10 +72,19 @@ def _may_multiply(node: fx.Node) -> bool:
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         name = str(target)
         return not name.startswith(("aten.", "prims.", "_c10d_functional")) or _PRODUCTS.search(name) is not None
-    return _PRODUCTS.search(getattr(target, "__name__", "mm")) is not None
+    is_of_torch = (getattr(target, "__module__", None) or "torch").split(".")[0] in _OF_TORCH
+    return not is_of_torch or _PRODUCTS.search(getattr(target, "__name__", "mm")) is not None
 
 
-def _names(node: fx.Node, required: bool) -> Iterator[str]:
+def _nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:
+    """Of the graph and of all bodies in it."""
+    for body in graph.modules():
+        if isinstance(body, fx.GraphModule):
+            yield from body.graph.nodes
+
+
+def _named(node: fx.Node, required: bool) -> Iterator[str]:
+    """Groups that a collective names."""
     schema = _schema(node)
     if schema is not None and schema.name.split("::")[0] in _COLLECTIVES:
         positions = [i for i, one in enumerate(schema.arguments) if one.name in _GROUP]
@@ -70,6 +92,10 @@ def _names(node: fx.Node, required: bool) -> Iterator[str]:
         for name in named:
             if isinstance(name, str):
                 yield resolve(_OF_GRAPH, name).group_name if required else name
+
+
+def _meshes(node: fx.Node) -> Iterator[str]:
+    """Groups of a DTensor's mesh."""
     for value in tree_leaves(node.meta.get("example_value")):
         if isinstance(value, DTensor):
             yield from (group.group_name for group in mesh_of(value).get_all_groups())

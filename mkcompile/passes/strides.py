@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import getitem
+
 import torch
 from torch import fx
 
@@ -25,8 +27,10 @@ def is_read_by_strides(node: fx.Node) -> bool:
             continue
         schema = user.target._schema if isinstance(user.target, torch._ops.OpOverload) else None
         if schema is None:
-            # a getitem reads what has been read; higher-order operators hand tensors to kernels and graphs
+            # higher-order operators hand tensors to kernels and graphs
             if isinstance(user.target, torch._ops.HigherOrderOperator):
+                return True
+            if user.target is getitem and is_read_by_strides(user):
                 return True
             continue
         if schema.name in _BY_STRIDES or schema.name.split("::")[0] not in _BLIND:

@@ -97,9 +97,8 @@ def test_other_shapes_are_named_on_both_ranks(outcomes: Outcomes) -> None:
 @pytest.mark.parametrize(("name", "waiting"), [("fused_on_one_rank_only", 1), ("other_policies", 0)])
 def test_the_rank_that_fuses_names_the_one_that_does_not(outcomes: Outcomes, name: str, waiting: int) -> None:
     message = outcomes.values(name)[waiting]
-    assert f"AbsentRankError: rank {waiting} waited 4 s for rank {1 - waiting} to publish" in message, (
-        "it has nothing to fuse, so it never enters the backend"
-    )
+    assert message.startswith("PlanMismatchError")
+    assert f"rank {1 - waiting}: did not come within" in message
     assert outcomes.values(name)[1 - waiting].startswith("RuntimeError"), "gloo tells that the peer has left"
 
 

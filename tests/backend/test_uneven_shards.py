@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 
 import mkcompile
 from mkcompile.passes.reason import Reason
-from mkcompile.passes.uneven_shards import _parts, uneven_sizes
+from mkcompile.passes.uneven_shards import _parts, sizes_within, uneven_sizes
 from tests.backend.calls import ALWAYS, same_on_all, watched_calls
 from tests.captured import fake_group
 from tests.spawn import Outcomes, run_cases
@@ -116,19 +116,28 @@ def test_parts_are_those_of_chunk(size: int, num_ranks: int, parts: set[int]) ->
     assert {*chunks, *([0] if len(chunks) < num_ranks else [])} == parts
 
 
-def test_a_dimension_that_is_shared_out_twice_is_followed_through_both() -> None:
+def test_sizes_belong_to_the_groups_whose_ranks_differ() -> None:
     with fake_group(8):
-        mesh = init_device_mesh("cpu", (2, 4))
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+        dp, tp = (mesh.get_group(name).group_name for name in ("dp", "tp"))
         graph = fx.GraphModule({}, fx.Graph())
         node = graph.graph.placeholder("x")
         for whole, placements, sizes in (
-            ((64, 16), [Shard(0), Shard(0)], frozenset()),
-            ((50, 16), [Shard(0), Shard(0)], frozenset({7, 4})),
-            ((50, 16), [Shard(0), Shard(1)], frozenset()),
-            ((50, 17), [Replicate(), Shard(-1)], frozenset({5, 2})),
+            ((64, 16), [Shard(0), Shard(0)], {}),
+            ((50, 16), [Shard(0), Shard(0)], {dp: {7, 4, 112, 64}, tp: {7, 4, 112, 64}}),
+            ((50, 16), [Shard(0), Shard(1)], {}),
+            ((5, 16), [Shard(0), Replicate()], {dp: {3, 2, 48, 32}}),
+            ((50, 17), [Replicate(), Shard(-1)], {tp: {5, 2, 250, 100}}),
+            ((4, 49, 6), [Replicate(), Shard(1)], {tp: {13, 10, 52, 40, 78, 60, 312, 240}}),
+            ((1, 16), [Shard(0), Replicate()], {}),
         ):
-            spec = DTensor.from_local(
-                torch.empty(1, 1), mesh, placements, shape=torch.Size(whole), stride=(whole[1], 1)
+            stride = torch.empty(whole).stride()
+            local = torch.empty((1,) * len(whole))
+            node.meta["example_value"] = DTensor.from_local(
+                local, mesh, placements, shape=torch.Size(whole), stride=stride, run_check=False
             )
-            node.meta["example_value"] = spec
-            assert uneven_sizes(graph) == sizes, (whole, placements)
+            found = uneven_sizes(graph)
+            assert {group: set(numbers) for group, numbers in found.items()} == sizes, (whole, placements)
+            assert sizes_within(found, tp) == sizes.get(tp, set())
+            everyone = set().union(*sizes.values())
+            assert sizes_within(found, "0") == everyone, "a group over both has ranks of either that differ"

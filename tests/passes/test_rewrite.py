@@ -175,12 +175,20 @@ def read_by_strides_of_a_view(x: Tensor, w: Tensor) -> Tensor:
     return torch.as_strided(reduced((x @ w).t().contiguous()).view(2, 12, 8), (8, 24), (1, 8)) + 1
 
 
+def read_by_strides_of_a_piece(x: Tensor, w: Tensor) -> Tensor:
+    first, _ = reduced((x @ w).t()).split(12)
+    return torch.as_strided(first, (8, 12), (1, 8)) + 1
+
+
 def read_by_strides_behind_a_gather(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     gathered = funcol.all_gather_tensor(x.view(4, 2, 16), 0, GROUP).view(WORLD_SIZE, 4, 2, 16).permute(1, 0, 2, 3)
     return torch.as_strided(gathered, (128,), (2,)), gathered.reshape(-1, 16) @ w
 
 
-@pytest.mark.parametrize("function", [read_by_strides, read_by_strides_of_a_view, read_by_strides_behind_a_gather])
+@pytest.mark.parametrize(
+    "function",
+    [read_by_strides, read_by_strides_of_a_view, read_by_strides_of_a_piece, read_by_strides_behind_a_gather],
+)
 def test_what_is_read_by_strides_lies_as_it_did(function: Callable[..., object]) -> None:
     graph = only(function, torch.randn(8, 16), torch.randn(16, 24))
     assert sum(graph.calls.values()) == 1 and not graph.left
