@@ -28,8 +28,9 @@ from mkcompile.runtime.gather_schedule import (
     pull_choice,
     push_choice,
     read_choice,
+    shared_choice,
 )
-from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.kernel_config import SHARED_GATHER_TILES, KernelConfig
 from mkcompile.runtime.warmup import warm_up
 from tests.gpu.gather_calls import Engines, prepare_rank
 from tests.gpu.ranks import RankGroup
@@ -40,6 +41,8 @@ TILES = ((128, 256), (128, 224), (128, 192), (128, 160), (128, 128), (64, 128))
 #: Also where M or N is small.
 SMALL_TILES = (*TILES, (64, 256), (64, 64))
 CHUNKS = (1, 2, 4)
+#: Nanoseconds between two images of 128 rows of a push: 45 is 364 GB/s, 60 is 273; 1: one image of a block at a time.
+PACES = (1, 30, 45, 50, 60, 80)
 _BACKLOG_CYCLES = 1_000_000
 _ROUNDS = 5
 
@@ -156,9 +159,16 @@ def variants(size: GatherSize, max_grid: int, tiles: Sequence[tuple[int, int]]) 
     for tile in tiles:
         config = KernelConfig(operator="all_gather_gemm").with_tile(*tile)
         choice = push_choice(config, size, max_grid, returned=False)
-        for band in sorted({8, choice.schedule.band}):
-            pushed = replace(choice, schedule=replace(choice.schedule, band=band))
-            found[f"push {tile[0]}x{tile[1]} grid{choice.schedule.grid} band{band}"] = pushed
+        bands = sorted({8, choice.schedule.band})
+        for band, pace_ns in [*((band, 0) for band in bands), *((choice.schedule.band, pace) for pace in PACES)]:
+            paced = pace_ns * tile[0] // 128
+            pushed = replace(choice, schedule=replace(choice.schedule, band=band, pace_ns=paced))
+            found[f"push {tile[0]}x{tile[1]} grid{choice.schedule.grid} band{band} pace{pace_ns}"] = pushed
+        if tile in SHARED_GATHER_TILES:
+            shared = shared_choice(config, size, max_grid)
+            for pace_ns in (0, *PACES):
+                paced_share = replace(shared, schedule=replace(shared.schedule, pace_ns=pace_ns))
+                found[f"shared {tile[0]}x{tile[1]} grid{shared.schedule.grid} pace{pace_ns}"] = paced_share
         pulled = pull_choice(config, size, max_grid)
         found[f"pull {tile[0]}x{tile[1]} grid{pulled.schedule.grid}"] = pulled
         for chunks in CHUNKS:
@@ -173,12 +183,14 @@ def variants(size: GatherSize, max_grid: int, tiles: Sequence[tuple[int, int]]) 
     return found
 
 
-def sweep(group: RankGroup, engines: Engines, case: Case) -> dict[str, object]:
-    """All variants of one case."""
+def sweep(group: RankGroup, engines: Engines, case: Case, names: Sequence[str] = ("",)) -> dict[str, object]:
+    """All variants of one case in whose name one of `names` occurs."""
     pair = Pair(group, engines, case)
     runs: dict[str, Callable[[int], None]] = {"cublas": pair.cublas}
     predicted = {}
     for name, choice in variants(pair.size, group.max_grid(), case.tiles).items():
+        if not any(part in name for part in names):
+            continue
         launches = pair.prepare(choice)
         runs[name] = lambda rank, launches=launches: launches[rank].run(  # type: ignore[misc]
             pair.tensors[rank], group.streams[rank].cuda_stream, False
@@ -202,6 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--case", type=int, action="append", help="index into the cases; default: all")
+    parser.add_argument("--name", action="append", help="part of the variants' names; default: all")
     parser.add_argument("--limit-s", type=float, default=240.0, help="begin no case after this time")
     parser.add_argument("--devices", type=int, nargs=2, default=(0, 1), help="0 0: does it work, on one GPU")
     parser.add_argument("--commit", default="unknown", help="written into every line")
@@ -213,7 +226,7 @@ def main() -> None:
     for index in options.case or range(len(CASES)):
         if time.monotonic() - started > options.limit_s:
             break
-        row = {**sweep(group, engines, CASES[index]), "commit": options.commit}
+        row = {**sweep(group, engines, CASES[index], options.name or ("",)), "commit": options.commit}
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
@@ -222,6 +235,7 @@ def warm_up_variants() -> None:
     """Compile what is swept, in parallel."""
     base = KernelConfig(operator="all_gather_gemm")
     configs = [replace(base.with_tile(*tile), pulls=pulls) for tile in SMALL_TILES for pulls in (False, True)]
+    configs += [replace(base.with_tile(*tile), split=2, stages=0) for tile in SHARED_GATHER_TILES]
     for _ in warm_up(configs, min(30, os.cpu_count() or 1)):
         pass
 

@@ -2,6 +2,7 @@
 // All-gather + GEMM in one block: how images become operands, and each warp's role.
 #include "device/block.cuh"
 #include "device/gather_pull.cuh"
+#include "device/gather_shared.cuh"
 
 namespace mk {
 
@@ -26,7 +27,8 @@ MK_DEVICE void image_arrival_role(const LaunchArguments& args, const GatherArgum
   ImageArrivals<Op, 32> arrivals(args, gather);
   wait_phase(args, memory.entered(), 0, kLoadRole);
   arrivals.enter(load_shared(memory.epoch()));
-  const u32 blocks = arrivals.images.k_blocks();
+  const u32 part = part_of_block<typename Op::Tile>(), first = arrivals.images.first_k(part);
+  const u32 blocks = arrivals.images.first_k(part + 1) - first;
   u32 told = 0;
   for (u32 position = schedule.first(); position < schedule.positions(); position = schedule.next(position)) {
     const GatherPlace place = schedule.template place<typename Op::Tile>(gather, position);
@@ -34,7 +36,7 @@ MK_DEVICE void image_arrival_role(const LaunchArguments& args, const GatherArgum
       const u32 source = source_of(args, schedule, place, step);
       if (in_place(args, schedule, source)) continue;
       for (u32 i = 0; i < blocks;) {
-        const u32 came = arrivals.await_tile(source, place.row_tile, place.row, place.last_row, i, blocks - i);
+        const u32 came = arrivals.await_tile(source, place.row_tile, place.row, place.last_row, first + i, blocks - i);
         i += came;
         told += came;
         // pairs-with: arrived release (arrival_role -> load_role), scope cta
@@ -83,7 +85,9 @@ struct ImageLoader {
 
   /// The rows of `source` times their part of the weight, which begins at `weight_k`. `own`: rows are read in place.
   MK_DEVICE void load(const GatherPlace& place, u32 source, bool own, i32 weight_k, bool first) {
-    const u32 blocks = images.k_blocks(), rows = place.last_row - place.row + 1;
+    const u32 part = part_of_block<Tile>(), first_k = images.first_k(part), blocks = images.first_k(part + 1) - first_k;
+    const u32 rows = place.last_row - place.row + 1;
+    weight_k += first_k * kBlockK;
     const bool by_image = !own && gather.pushes != kEngineCopies;
     const u32 bytes_a = by_image ? rows * kBlockK * 2 : Tile::kBytesA;
     const TensorMap* map = own ? &args.a[0] : &gather.arena[0];
@@ -99,7 +103,7 @@ struct ImageLoader {
     if (!own) {
       wait_phase(args, memory.entered(), 0, kLoadRole);
       images.epoch = load_shared(memory.epoch());
-      image = images.image(args.rank, source, place.row_tile, 0);
+      image = images.image(args.rank, source, place.row_tile, first_k);
     }
     for (u32 i = 0; i < blocks; ++i) {
       if (i == ready) ready = wait_images(i, blocks);
@@ -112,7 +116,7 @@ struct ImageLoader {
       if (by_image) {
         bulk_load(memory.a(ring.stage), image + (u64)i * Tile::kImageBytes, bytes_a, full);
       } else {
-        tensor_load(memory.a(ring.stage), map, full, i * kBlockK, row);
+        tensor_load(memory.a(ring.stage), map, full, (first_k + i) * kBlockK, row);
       }
       ring.advance();
     }
@@ -176,8 +180,10 @@ MK_DEVICE void run_image_block(const LaunchArguments& args, const GatherArgument
     memory.init();
   }
   __syncthreads();
+  if constexpr (Tile::kSplit > 1) cluster_arrive();  // who sends to the other block waits for it: HalfSums::begin
 
-  const auto schedule = GatherSchedule::template make<Tile>(args, gather, gridDim.x, blockIdx.x);
+  const auto schedule =
+      GatherSchedule::template make<Tile>(args, gather, gridDim.x / Tile::kSplit, blockIdx.x / Tile::kSplit);
   const auto [group, warp, first_lane] = ThreadPlace{};
   if (group == kMathGroups) {
     decrease_registers<kHelperRegisters>();
@@ -185,7 +191,10 @@ MK_DEVICE void run_image_block(const LaunchArguments& args, const GatherArgument
     if constexpr (Op::kPulls) {
       if (first_lane && warp == 1) Layer<Op>(args, gather, memory).run();
     }
-    if (first_lane && warp == 1) gather_store_role<Op, kMathGroups>(args, gather, memory, schedule, 0);
+    if (first_lane && warp == 1) {
+      const int stored = part_of_block<Tile>();  // both groups', or those of the one that finishes results here
+      gather_store_role<Op, Tile::kPanelGroups>(args, gather, memory, schedule, stored);
+    }
     if (warp == 2) image_arrival_role<Op>(args, gather, memory, schedule);
     if constexpr (Op::kPulls) {
       if (first_lane && warp == 3) carry_role<Op, Puller<Op>>(args, gather, memory);
@@ -195,7 +204,11 @@ MK_DEVICE void run_image_block(const LaunchArguments& args, const GatherArgument
     __syncwarp();
   } else {
     increase_registers<kMathRegisters>();
-    gather_compute_role<Op>(args, gather, memory, group);
+    if constexpr (Tile::kSplit > 1) {
+      shared_compute_role<Op>(args, gather, memory, schedule, group);
+    } else {
+      gather_compute_role<Op>(args, gather, memory, group);
+    }
   }
   __syncthreads();
   if (threadIdx.x == 0) {

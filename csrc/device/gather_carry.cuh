@@ -1,6 +1,10 @@
 #pragma once
 // All-gather: the thread of every block that moves images, as many at a time as there is room for, beside the block's
 // products. So many blocks have some on their way that the link is busy, and none takes an SM from the products.
+//
+// With `pace_ns` image number n of the launch is sent n paces after the block has entered, at the rate of the link: what
+// waits for the link blocks the loads of its SM, a fence waits for it, and the images that are needed first would be as
+// late as the last of a burst.
 #include "device/gather_image.cuh"
 
 namespace mk {
@@ -19,6 +23,7 @@ struct Carrier {
   const u32 first_step, end;
   u32 parity = 0;
   u32 asked = 0;  ///< images that the slots have been asked for
+  u64 entered_ns = 0;
   Trace trace;
 
   MK_DEVICE Carrier(const LaunchArguments& args, const GatherArguments& gather, const SharedMemory<Tile>& memory)
@@ -45,9 +50,9 @@ struct Carrier {
     return args.rank >= image.step ? args.rank - image.step : args.rank + args.world - image.step;
   }
 
-  /// From number `at` on. One, where images of the others are taken by turns with own ones.
+  /// From number `at` on. One, where images of the others are taken by turns with own ones, or each has its time.
   MK_DEVICE void load_own(u32 at) {
-    const u32 left = (end - at + gridDim.x - 1) / gridDim.x, most = returns ? 1 : Tile::kSlots;
+    const u32 left = (end - at + gridDim.x - 1) / gridDim.x, most = returns || args.pace_ns != 0 ? 1 : Tile::kSlots;
     asked = left < most ? left : most;
     mbarrier_arrive_expect(full(), asked * Tile::kImageBytes);
 #pragma unroll 1
@@ -77,9 +82,15 @@ struct Carrier {
     }
   }
 
+  MK_DEVICE void await_turn(u32 at) const {
+    const u64 due_ns = (u64)at * args.pace_ns;
+    while (global_timer_ns() - entered_ns < due_ns) __nanosleep(32);
+  }
+
   /// Those of the own shard that have been asked for, from number `at` on; `next`: the first one after them.
   MK_DEVICE void send(const Images<Op>& images, u32 at, u32 next) {
     const u32 count = asked;
+    if (args.pace_ns != 0) await_turn(at);
     trace.begin();
     wait_loaded();
 #pragma unroll 1
@@ -128,6 +139,7 @@ struct Carrier {
   }
 
   MK_DEVICE void run(u32 epoch) {
+    entered_ns = global_timer_ns();
     ImageArrivals<Op, 1> arrivals(args, gather);
     arrivals.enter(epoch);
     const ImageWalk whole = ImageWalk::template make<Tile>(args, gather, args.rank, gather.order == kTogether);

@@ -30,6 +30,8 @@ struct Images {
   u32 epoch;
 
   MK_DEVICE u32 k_blocks() const { return (args.k[0] + kBlockK - 1) / kBlockK; }
+  /// Of those that share the k of a tile, block `part` begins here.
+  MK_DEVICE u32 first_k(u32 part) const { return k_blocks() * part / Tile::kSplit; }
   MK_DEVICE u32 shard_rows() const { return gather.order == kColumns ? args.m : args.segments * args.segment_rows; }
   /// Row tiles of one rank's shard. Not of kTogether.
   MK_DEVICE u32 row_tiles() const {

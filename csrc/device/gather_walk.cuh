@@ -25,6 +25,7 @@ struct Image {
 /// tiles of a wave begin at once.
 struct ImageWalk {
   u32 order, world, band, k_blocks, tile_rows;
+  u32 split;          ///< blocks that share the k of a tile: each has its first k-blocks early
   u32 begin;          ///< kTogether: first row of this shard among all
   u32 shard_rows;
   u32 segment_rows, segment_tiles;
@@ -39,6 +40,7 @@ struct ImageWalk {
     walk.order = gather.order, walk.world = args.world, walk.band = gather.band;
     walk.k_blocks = (args.k[0] + kImageK - 1) / kImageK;
     walk.tile_rows = Tile::kBlockM;
+    walk.split = walk.k_blocks % Tile::kSplit == 0 ? Tile::kSplit : 1;
     walk.shard_rows = gather.order == kColumns || whole ? args.m : args.segments * args.segment_rows;
     walk.segment_rows = gather.order == kApart ? args.segment_rows : walk.shard_rows;
     walk.segment_tiles = (walk.segment_rows + Tile::kBlockM - 1) / Tile::kBlockM;
@@ -59,8 +61,9 @@ struct ImageWalk {
     const u32 height = tiles - top < band ? tiles - top : band;
     const u32 in_band = index - number * per_band;
     image.step = first_step + step;
-    image.k_block = in_band / height;
-    const u32 tile = top + in_band - image.k_block * height;
+    const u32 turn = in_band / height;
+    image.k_block = split == 1 ? turn : turn % split * (k_blocks / split) + turn / split;
+    const u32 tile = top + in_band - turn * height;
     const u32 segment = order == kApart ? tile / segment_tiles : 0;
     image.row_tile = first_tile + tile;
     const u32 row = (image.row_tile - segment * segment_tiles) * tile_rows;  // in its run

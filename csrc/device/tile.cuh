@@ -40,6 +40,8 @@ struct TileShape : OperandShape<kBlockM_, kBlockN_, kWeightIsKn_> {
   using Operands::kGroupN, Operands::kPanelN, Operands::kPanelBytes, Operands::kStageBytes;
   static constexpr int kStages = kStages_;
   static constexpr int kStageReaders = kMathGroups;
+  static constexpr int kSplit = 1;                  ///< blocks that share k
+  static constexpr int kPanelGroups = kMathGroups;  ///< math groups that finish results in a block
   static constexpr bool kCopiesOut = kCopiesOut_;  ///< two more panels, through which finished tiles are copied out
   static constexpr int kPanels = kGroupN / kPanelN;
   static constexpr int kTileBytes = kMathGroups * kPanels * kPanelBytes;
@@ -63,7 +65,8 @@ struct SharedMemory {
   MK_DEVICE u32 a(int stage) const { return base + stage * Tile::kStageBytes; }
   MK_DEVICE u32 b(int stage) const { return a(stage) + Tile::kBytesA; }
   MK_DEVICE u32 panel(int group, int index) const {
-    return base + Tile::kPanelOffset + (group * Tile::kPanels + index) * Tile::kPanelBytes;
+    const int first = Tile::kPanelGroups == 1 ? 0 : group * Tile::kPanels;
+    return base + Tile::kPanelOffset + (first + index) * Tile::kPanelBytes;
   }
   MK_DEVICE u32 spare(int index) const { return base + Tile::kSpareOffset + index * Tile::kPanelBytes; }
 

@@ -70,7 +70,8 @@ class GatherSchedule:
     Units: `grid` blocks. `mover` and `order`: a `GatherMover` and a `GatherOrder` of the device. `image_rows` rows of
     an image, as many as the tile has; images of `band` row tiles are sent together, k-block by k-block. The copy engine
     moves `group_rows` rows of a shard at once. A streaming kernel copies a shard in so many `parts`, to where all rows
-    lie as a matrix.
+    lie as a matrix. `pace_ns`: time between two images that a rank's blocks push; 0: as many at once as there is room
+    for.
     """
 
     grid: int
@@ -81,11 +82,14 @@ class GatherSchedule:
     group_rows: int = 128
     raster_group: int = 8
     parts: int = 0
+    pace_ns: int = 0
 
     def __post_init__(self) -> None:
         if min(self.grid, self.group_rows, self.raster_group, self.band, self.image_rows) < 1:
             raise ValueError(f"not a schedule: {self}")
         if self.parts < 0 or (self.parts and (self.order, self.mover) != (TOGETHER, BLOCKS_PUSH)):
+            raise ValueError(f"not a schedule: {self}")
+        if self.pace_ns < 0 or (self.pace_ns and (self.mover != BLOCKS_PUSH or self.parts)):
             raise ValueError(f"not a schedule: {self}")
         movers = ENGINE_COPIES, BLOCKS_PUSH, PEERS_READ, BLOCKS_PULL
         if self.order not in (APART, TOGETHER, COLUMNS) or self.mover not in movers:
@@ -256,7 +260,7 @@ def fill_words(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, 
     size, schedule = launch.size, launch.schedule
     packed.m, packed.k[0], packed.terms, packed.scale = size.rows, size.k, 1, 1.0
     packed.segments, packed.segment_rows = size.segments, size.segment_rows
-    packed.raster_group = schedule.raster_group
+    packed.raster_group, packed.pace_ns = schedule.raster_group, schedule.pace_ns
     fill_workspaces(packed, launch.peers)
     gather.shard, gather.result, gather.landing = launch.shard.pointer, launch.result, launch.landing
     gather.weights = len(launch.weights)
@@ -289,10 +293,9 @@ def _launch_attributes(config: KernelConfig, share_device: bool) -> list[driver.
     """All blocks are resident, since each moves rows that others wait for. Of a streaming kernel only the first blocks
     do, which wait for nobody; its blocks wait for earlier work themselves. Source: docs/decisions/307-all-gather.md.
     """
-    if not config.streams:
-        return [driver.cooperative_attribute()]
-    early = driver.cooperative_attribute() if share_device else driver.early_attribute()
-    return [early, *([driver.cluster_attribute(config.split)] if config.split > 1 else [])]
+    resident = not config.streams or share_device
+    first = driver.cooperative_attribute() if resident else driver.early_attribute()
+    return [first, *([driver.cluster_attribute(config.split)] if config.split > 1 else [])]
 
 
 class PreparedGather(Prepared):

@@ -32,6 +32,8 @@ _LIBRARY_HOST_US, _PRODUCT_HOST_US = 50.0, 60.0
 #: From the last image to the last product: a time and a share of a tile; a launch of the copy engine's gate.
 _ARRIVAL_US, _ARRIVAL_TILES, _GATE_US = 5.0, 0.15, 3.0
 _MEMORY_BYTES_PER_US = 4.3e6
+#: What two blocks that share a tile lose to the exchange of their sums. Source: docs/decisions/306-few-rows.md.
+_SHARED_US = 3.0
 #: A library's rate over that of our largest tile.
 _LIBRARY_GAIN = 1.035
 # A library takes all SMs, also those that a launch of ours leaves to others; as many as it leaves, at least.
@@ -109,6 +111,23 @@ def push_choice(config: KernelConfig, size: GatherSize, max_grid: int, returned:
     schedule, us = _moved_choice(config, size, max_grid, schedule, moving_us)
     if order == TOGETHER or moving_us > us / 2:  # more blocks move more
         schedule = replace(schedule, grid=max_grid)
+    return GatherChoice(variant="push", config=config, schedule=schedule, us=us)
+
+
+def shared_choice(config: KernelConfig, size: GatherSize, max_grid: int) -> GatherChoice:
+    """A push whose tiles are shared by two blocks each: with two ranks all blocks begin with own rows, and have as much
+    of the peer's left. For `SHARED_GATHER_TILES`. Not offered by itself: never timed.
+    """
+    config = replace(config, split=2, stages=0)
+    schedule = GatherSchedule(grid=max_grid, order=COLUMNS if size.columns else APART, image_rows=config.block_m)
+    positions, clusters = schedule.positions(config, size), most_clusters(config, max_grid)
+    waves = ceil(positions / clusters)
+    part_us = _tile_us(config, size) / 2 + _SHARED_US
+    moving_us = size.shard_bytes * (size.world - 1) / _PUSH_BYTES_PER_US
+    busy_us = waves * part_us
+    us = max(busy_us + _BESIDE_MOVING * min(busy_us, moving_us), moving_us + _ARRIVAL_US + _ARRIVAL_TILES * part_us)
+    wave = clusters if moving_us > us / 2 else ceil(positions / waves)
+    schedule = replace(schedule, grid=2 * wave, band=_band(config, size, wave))
     return GatherChoice(variant="push", config=config, schedule=schedule, us=us)
 
 

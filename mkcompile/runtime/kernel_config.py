@@ -40,6 +40,8 @@ TILES = (
 )  # fmt: skip
 #: Those that an all-gather kernel may have.
 GATHER_TILES = tuple(tile for tile in TILES if tile not in ((64, 32), (128, 64)))
+#: Those that two of its blocks may share: for others there are no registers, and stages for two k-blocks.
+SHARED_GATHER_TILES = ((128, 128), (128, 160))
 #: Tiles of the kernels for few rows, and among how many blocks of a cluster each may be shared.
 STREAM_TILES = ((64, 32), (64, 64), (64, 128), (128, 32), (128, 64), (128, 128), (128, 256))
 SPLITS = (1, 2, 4)
@@ -96,7 +98,9 @@ class KernelConfig:
             raise OperatorInputError("streaming kernels of 128x256 tiles are whole products: no registers for more")
         if self.ping_pong and not self.streams:
             raise OperatorInputError("only streaming kernels can be ping-pong")
-        if self.split not in (SPLITS if self.streams else (1,)) or self.group_n % (8 * self.split):
+        if self.pulls and self.split > 1:
+            raise OperatorInputError("blocks that fetch images do not share tiles")
+        if self.split not in self._splits or self.group_n % (8 * self.split):
             raise OperatorInputError(f"{self.split} blocks can't share a tile of {self.block_m}x{self.block_n}")
         if self.network != "none" and (self.streams or not self.reduces):
             raise OperatorInputError(f"{self.operator} has no {'streaming ' * self.streams}kernel across nodes")
@@ -145,6 +149,12 @@ class KernelConfig:
     def _moves_images(self) -> bool:
         return self.operator == "all_gather_gemm" and self.network == "none" and not self.streams
 
+    @property
+    def _splits(self) -> tuple[int, ...]:
+        if self.streams:
+            return SPLITS
+        return (1, 2) if self._moves_images and (self.block_m, self.block_n) in SHARED_GATHER_TILES else (1,)
+
     def _streaming_bytes(self, buffers: int) -> int:
         """`buffers`: of partials from the other blocks of the cluster."""
         slice_bytes = self.block_m * self.block_n * 4 // self.split
@@ -159,6 +169,8 @@ class KernelConfig:
         copy_barriers = 2 + 2 * self.num_panels if self.broadcast == "staged" else 0
         barriers = 3 * 2 * self.num_panels + copy_barriers + 1
         gather_bytes = _GATHER_SHARED_BYTES + self._image_bytes if self._moves_images else 0
+        if self.split > 1:  # panels of one group, and the other block's sums of it, in fp32 (SharedTileShape)
+            return 1024 + self.tile_bytes // 2 + self.tile_bytes + (barriers + 2) * 8 + 16 + gather_bytes
         return 1024 + self.tile_bytes + spare_bytes + barriers * 8 + 16 + gather_bytes
 
     @property
@@ -194,7 +206,7 @@ class KernelConfig:
         parts = [self.operator, f"{self.block_m}x{self.block_n}", f"s{self.stages}", self.dtype, self.weight_layout]
         parts += ["bias"] if self.has_bias else []
         parts += [part for part in (self.activation, self.broadcast) if part != "none"]
-        parts += [f"stream{self.split}"] if self.streams else []
+        parts += [f"stream{self.split}"] if self.streams else [f"shared{self.split}"] if self.split > 1 else []
         parts += ["pp"] if self.ping_pong else []
         parts += ["ho"] if self.hands_over else []
         parts += ["pull"] if self.pulls else []
@@ -223,6 +235,8 @@ class KernelConfig:
         if self.streams:
             return f"mk::StreamShape<{shape}, {self.split}, {_FLAGS[self.ping_pong]}, {_FLAGS[self.hands_over]}>"
         tile = f"mk::TileShape<{shape}, {_FLAGS[self.broadcast == 'staged']}>"
+        if self.split > 1:
+            tile = f"mk::SharedTileShape<{shape}>"
         return f"mk::ImageTile<{tile}>" if self._moves_images else tile
 
     def _entry(self) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from mkcompile.runtime.gather_schedule import (
     library_choice,
     push_choice,
     read_choice,
+    shared_choice,
 )
 from mkcompile.runtime.kernel_config import KernelConfig
 
@@ -56,6 +57,8 @@ def rows_of(rows: int, world: int, n: tuple[int, ...] = (1032,), k: int = 520, *
 
 def choice_of(group: RankGroup, config: KernelConfig, size: GatherSize, variant: str, returned: bool) -> GatherChoice:
     """The runtime's own, on a grid that leaves room for the other ranks of the GPU."""
+    if config.split > 1:
+        return shared_choice(config, size, group.max_grid())
     if variant == "push":
         return push_choice(config, size, group.max_grid(), returned)
     if variant == "remote_read":
@@ -145,6 +148,31 @@ def test_images_of_any_band_on_any_grid(grid: int, band: int) -> None:
     config, size = config_of((64, 64)), rows_of(520, 2, k=200)
     assert gather_order(size) == APART
     run((0, 0), config, size, returned=True, schedule=GatherSchedule(grid=grid, image_rows=64, band=band))
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_images_that_are_sent_at_a_pace(returned: bool) -> None:
+    config, size = config_of((64, 64)), rows_of(520, 2, k=200)
+    for pace_ns in (40, 2000):
+        schedule = GatherSchedule(grid=40, image_rows=64, pace_ns=pace_ns)
+        run((0, 0), config, size, returned=returned, schedule=schedule)
+
+
+@pytest.mark.parametrize("returned", [False, True])
+@pytest.mark.parametrize("tile", [(128, 128), (128, 160)], ids=str)
+def test_tiles_that_two_blocks_share(tile: tuple[int, int], returned: bool) -> None:
+    for layout in ("nk", "kn"):
+        config = config_of(tile, weight_layout=layout, has_bias=layout == "kn", split=2)
+        for rows, k in ((300, 520), (1000, 192), (1, 72), (2048, 1024)):
+            run((0, 0), config, rows_of(rows, 2, (1032, 264), k), returned=returned)
+    run((0, 0), config_of(tile, split=2), rows_of(200, 2, segments=3), returned=returned)
+    size = GatherSize(segment_rows=300, k=192, n=(264, 520), world=2, columns=True)
+    run((0, 0), config_of(tile, split=2), size, returned=returned)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_tiles_that_two_blocks_share_wait_for_a_peer(late: int) -> None:
+    run((0, 0), config_of((128, 160), split=2), rows_of(1536, 2), epochs=5, late=[late])
 
 
 @WORLDS

@@ -13,7 +13,8 @@ _SOURCE = """
 #define __forceinline__ inline
 #include "device/gather_schedule.cuh"
 #include "device/gather_walk.cuh"
-struct Tile { static constexpr int kBlockM = 128, kBlockN = 128; };
+template <int kSplit_> struct SomeTile { static constexpr int kBlockM = 128, kBlockN = 128, kSplit = kSplit_; };
+using Tile = SomeTile<1>;
 static mk::LaunchArguments args;
 static mk::GatherArguments gather;
 extern "C" void set(const unsigned* w) {
@@ -34,8 +35,10 @@ extern "C" unsigned tiles(unsigned grid, unsigned block, unsigned* out) {
   }
   return count;
 }
-extern "C" unsigned images(unsigned source, unsigned whole, unsigned first_step, unsigned steps, int* out) {
-  const auto walk = mk::ImageWalk::make<Tile>(args, gather, source, whole);
+extern "C" unsigned images(unsigned source, unsigned whole, unsigned first_step, unsigned steps, unsigned split,
+                           int* out) {
+  const auto walk = split == 1 ? mk::ImageWalk::make<Tile>(args, gather, source, whole)
+                               : mk::ImageWalk::make<SomeTile<2>>(args, gather, source, whole);
   for (unsigned at = 0; at < walk.images * steps; ++at) {
     const mk::Image i = walk.image(at, first_step, source);
     int* row = out + at * 8;
@@ -97,10 +100,20 @@ def tiles_of(size: GatherSize, schedule: GatherSchedule, rank: int, block: int) 
 
 
 def images_of(
-    size: GatherSize, schedule: GatherSchedule, source: int, *, first_step: int = 0, steps: int = 1, whole: bool = False
+    size: GatherSize,
+    schedule: GatherSchedule,
+    source: int,
+    *,
+    first_step: int = 0,
+    steps: int = 1,
+    whole: bool = False,
+    split: int = 1,
 ) -> list[Image]:
-    """Images of a rank's shard, or of all rows, in order: block b of a grid moves every grid-th from number b on."""
+    """Images of a rank's shard, or of all rows, in order: block b of a grid moves every grid-th from number b on.
+
+    `split` blocks (1 or 2) share the k of a tile.
+    """  # fmt: skip
     _set(size, schedule, source)
     words = (ctypes.c_int32 * (8 * 100_000))()
-    count = _library().images(source, whole, first_step, steps, words)
+    count = _library().images(source, whole, first_step, steps, split, words)
     return [Image(*words[8 * i : 8 * i + 8]) for i in range(count)]

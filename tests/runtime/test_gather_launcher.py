@@ -15,7 +15,7 @@ from mkcompile.errors import OperatorInputError, PeerGaveUpError, WorkspaceError
 from mkcompile.ops.all_gather_gemm import AllGatherGemm
 from mkcompile.ops.registry import arguments
 from mkcompile.runtime import abi, gather_schedule, tactics
-from mkcompile.runtime.gather_abi import APART, COLUMNS, ENGINE_COPIES, PEERS_READ, TOGETHER
+from mkcompile.runtime.gather_abi import APART, BLOCKS_PUSH, COLUMNS, ENGINE_COPIES, PEERS_READ, TOGETHER
 from mkcompile.runtime.gather_engine import EnginePlaces, transfers
 from mkcompile.runtime.gather_form import GatherForm, gather_form_of
 from mkcompile.runtime.gather_launch import GatherLaunch, GatherSchedule, GatherSize, PreparedGather
@@ -265,6 +265,16 @@ def test_wrong_launches_are_refused_by_name(fake_driver: FakeDriver, wrong: dict
     PreparedGather(kernel, GOOD)
     with pytest.raises(OperatorInputError, match=says):
         PreparedGather(kernel, replace(GOOD, **wrong))
+
+
+def test_a_push_is_told_its_pace_and_nothing_else_has_one(fake_driver: FakeDriver) -> None:
+    kernel = LoadedKernel(config=CONFIG, device_idx=0, function=ctypes.c_void_p(1))
+    for pace_ns in (0, 45):
+        paced = replace(GOOD, schedule=GatherSchedule(grid=4, pace_ns=pace_ns))
+        assert PreparedGather(kernel, paced).arguments[0].pace_ns == pace_ns
+    for pace_ns, mover in ((-1, BLOCKS_PUSH), (45, PEERS_READ)):
+        with pytest.raises(ValueError, match="not a schedule"):
+            GatherSchedule(grid=4, pace_ns=pace_ns, mover=mover)
 
 
 def test_a_streaming_gather_is_told_where_rows_and_results_lie(fake_driver: FakeDriver) -> None:

@@ -250,3 +250,16 @@ def test_nothing_gets_stuck_where_blocks_fetch(order: int, world: int) -> None:
         for slots in (1, 2, 4):
             assert stuck_fetching(size, schedule, grids, slots) == 0, (grids, slots)
     assert stuck_fetching(size, schedule, (3,) * world, 2, first=False) > 0
+
+
+@in_every_order
+@pytest.mark.parametrize("k", [512, 576])
+def test_blocks_that_share_a_tile_get_their_first_images_first(order: int, k: int) -> None:
+    size, schedule = size_of(order, 2, 600, k=k), GatherSchedule(grid=5, band=8, order=order)
+    images = images_of(size, schedule, 1, split=2)
+    assert {(one.row_tile, one.k_block) for one in images} == {
+        (one.row_tile, one.k_block) for one in images_of(size, schedule, 1)
+    }
+    assert len(images) == len(set(images))
+    turns = list(dict.fromkeys(one.k_block for one in images))
+    assert turns == ([0, 4, 1, 5, 2, 6, 3, 7] if k == 512 else list(range(9)))

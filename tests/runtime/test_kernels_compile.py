@@ -39,6 +39,7 @@ CONFIGS = [
     KernelConfig(operator="all_gather_gemm", block_m=64, block_n=64, weight_layout="kn", has_bias=True),
     KernelConfig(operator="all_gather_gemm", block_m=64, block_n=64, streams=True, split=2),
     KernelConfig(operator="all_gather_gemm", block_n=160, pulls=True),
+    KernelConfig(operator="all_gather_gemm", block_n=160, split=2),
     KernelConfig(streams=True, block_m=128, block_n=64, split=2, activation="silu"),
     KernelConfig(operator="gemm_all_reduce", streams=True, block_m=128, block_n=128),
     KernelConfig(operator="gemm_reduce_scatter", streams=True, block_m=64, block_n=64, split=4, has_bias=True),
