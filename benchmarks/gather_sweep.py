@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from mkcompile.runtime.gather_launch import GatherSize
 from mkcompile.runtime.gather_operation import GatherTensors, Prepared
 from mkcompile.runtime.gather_schedule import (
     GatherChoice,
+    choose_gather,
     engine_choice,
     library_choice,
     pull_choice,
@@ -41,6 +44,8 @@ TILES = ((128, 256), (128, 224), (128, 192), (128, 160), (128, 128), (64, 128))
 #: Also where M or N is small.
 SMALL_TILES = (*TILES, (64, 256), (64, 64))
 CHUNKS = (1, 2, 4)
+#: Of k, in each of them.
+SLICES = (1, 2, 4, 8)
 #: Nanoseconds between two images of 128 rows of a push: 45 is 364 GB/s, 60 is 273; 1: one image of a block at a time.
 PACES = (1, 30, 45, 50, 60, 80)
 _BACKLOG_CYCLES = 1_000_000
@@ -71,7 +76,8 @@ CASES = (
     *(Case(shape.m, (shape.n,), shape.k) for shape in GATHERED),
     Case(2048, (1024, 128, 128), 8192), Case(8192, (1024, 128, 128), 8192), Case(4096, (3584, 3584), 8192),
     Case(1024, (1280,), 8192), Case(512, (1280,), 8192), Case(1024, (7168,), 8192), Case(256, (7168,), 8192),
-    Case(2048, (64,), 8192), Case(4096, (256,), 8192),
+    Case(2048, (64,), 8192), Case(4096, (256,), 8192), Case(512, (7168,), 8192), Case(512, (4096,), 4096),
+    Case(1024, (4096,), 4096),
 )  # fmt: skip
 
 
@@ -155,7 +161,8 @@ class Pair:
 
 def variants(size: GatherSize, max_grid: int, tiles: Sequence[tuple[int, int]]) -> dict[str, GatherChoice]:
     """By name."""
-    found = {}
+    base = KernelConfig(operator="all_gather_gemm")
+    found = {"chosen": choose_gather(base, size, max_grid)}
     for tile in tiles:
         config = KernelConfig(operator="all_gather_gemm").with_tile(*tile)
         choice = push_choice(config, size, max_grid, returned=False)
@@ -171,15 +178,31 @@ def variants(size: GatherSize, max_grid: int, tiles: Sequence[tuple[int, int]]) 
                 found[f"shared {tile[0]}x{tile[1]} grid{shared.schedule.grid} pace{pace_ns}"] = paced_share
         pulled = pull_choice(config, size, max_grid)
         found[f"pull {tile[0]}x{tile[1]} grid{pulled.schedule.grid}"] = pulled
-        for chunks in CHUNKS:
-            engine = engine_choice(config, size, max_grid)
-            rows = ceil(size.shard_rows / chunks / 128) * 128
-            engine = replace(engine, schedule=replace(engine.schedule, group_rows=rows))
-            found[f"engine {tile[0]}x{tile[1]} c{chunks} grid{engine.schedule.grid}"] = engine
+        found.update(engine_variants(config, size, max_grid))
+        if tile in SHARED_GATHER_TILES:
+            shared = replace(config, split=2, stages=0)
+            found.update(engine_variants(shared, size, max_grid // 2 * 2))
         if size.tiles_n(config) == len(size.n):
             found[f"read {tile[0]}x{tile[1]} grid{max_grid}"] = read_choice(config, size, max_grid)
     for chunks in CHUNKS:
         found[f"library c{chunks}"] = library_choice(KernelConfig(operator="all_gather_gemm"), size, chunks)
+    return found
+
+
+def engine_variants(config: KernelConfig, size: GatherSize, max_grid: int) -> dict[str, GatherChoice]:
+    """Chunks of rows times slices of k."""
+    found = {}
+    for chunks, slices in product(CHUNKS, SLICES):
+        rows = ceil(size.shard_rows / chunks / 128) * 128
+        if chunks * slices > 8 or rows * (chunks - 1) >= size.shard_rows:
+            continue
+        engine = engine_choice(config, size, max_grid)
+        grid = max_grid if config.split > 1 else engine.schedule.grid
+        schedule = replace(engine.schedule, group_rows=rows, slices=slices, grid=grid)
+        name = (
+            f"engine {config.block_m}x{config.block_n} {'shared ' * (config.split > 1)}c{chunks} s{slices} grid{grid}"
+        )
+        found[name] = replace(engine, schedule=schedule)
     return found
 
 
@@ -196,12 +219,14 @@ def sweep(group: RankGroup, engines: Engines, case: Case, names: Sequence[str] =
             pair.tensors[rank], group.streams[rank].cuda_stream, False
         )
         predicted[name] = round(choice.us, 1)
-    errors = {name: pair.error(run) for name, run in runs.items()}
+    errors = {name: round(pair.error(run), 6) for name, run in runs.items()}
     calls = max(3, min(10, int(2500 / (case.flop / 700e6))))
     times: dict[str, list[float]] = {name: [] for name in runs}
+    order, shuffled = list(runs), random.Random(5)
     for _ in range(_ROUNDS):
-        for name, run in runs.items():
-            times[name].append(pair.burst_us(run, calls))
+        shuffled.shuffle(order)
+        for name in order:
+            times[name].append(pair.burst_us(runs[name], calls))
     rows = {
         name: {"us": round(statistics.median(values[1:]), 1), "predicted": predicted.get(name), "error": errors[name]}
         for name, values in times.items()

@@ -37,7 +37,7 @@ struct alignas(64) GatherArguments {
   u32 order;
   u32 blocks;      ///< the lowest blocks: they push and copy, then compute
   u32 pushes;      ///< GatherMover
-  u32 parts;       ///< flags of each group of rows: one from every block that pushes; one where the copy engine does
+  u32 parts;       ///< flags of each group of rows: one from every block that copies; of the copy engine one a slice of k
   u32 group_rows;  ///< rows of a shard that are flagged together
   u32 join;        ///< position from which those blocks compute too
   u32 band;        ///< row tiles whose images are sent together, k-block by k-block

@@ -30,6 +30,9 @@ struct Images {
   u32 epoch;
 
   MK_DEVICE u32 k_blocks() const { return (args.k[0] + kBlockK - 1) / kBlockK; }
+  MK_DEVICE bool by_engine() const { return gather.pushes == kEngineCopies; }
+  /// The copy engine moves so many k-blocks of a group of rows at once; the last of its `parts` may be shorter.
+  MK_DEVICE u32 slice_blocks() const { return (k_blocks() + gather.parts - 1) / gather.parts; }
   /// Of those that share the k of a tile, block `part` begins here.
   MK_DEVICE u32 first_k(u32 part) const { return k_blocks() * part / Tile::kSplit; }
   MK_DEVICE u32 shard_rows() const { return gather.order == kColumns ? args.m : args.segments * args.segment_rows; }
@@ -93,7 +96,7 @@ struct ImageArrivals {
   /// Of the images from number `index` on, how many have come: at most `count`, at most as many as there are lanes.
   MK_DEVICE u32 here(u32 source, u32 index, u32 count) const {
     const u32 lane = kLanes == 1 ? 0 : threadIdx.x % 32;
-    const u32 at = images.gather.pushes == kEngineCopies ? index : index + (lane < count ? lane : count - 1);
+    const u32 at = images.by_engine() ? index : index + (lane < count ? lane : count - 1);
     // pairs-with: image_ready acquire (carry_role -> gather_role), scope sys
     // pairs-with: image_fetched acquire (carry_role -> gather_role), scope gpu
     const bool mine = reached(load_acquire_sys(images.flag(images.args.rank, source, at)), images.epoch);
@@ -106,8 +109,12 @@ struct ImageArrivals {
   /// How many of `count` k-blocks of a row tile of a source have come, from `k_block` on: at least one.
   MK_DEVICE u32 await(u32 source, u32 row_tile, u32 last_row, u32 k_block, u32 count) {
     meet(source, row_tile);
-    const bool engine = images.gather.pushes == kEngineCopies;
-    const u32 index = engine ? last_row / images.gather.group_rows : row_tile * images.k_blocks() + k_block;
+    u32 index = row_tile * images.k_blocks() + k_block;
+    if (images.by_engine()) {
+      const u32 slice = k_block / images.slice_blocks(), left = (slice + 1) * images.slice_blocks() - k_block;
+      index = last_row / images.gather.group_rows * images.gather.parts + slice;
+      if (left < count) count = left;
+    }
     u32 number = 0;
     while (!given_up && (number = here(source, index, count)) == 0) {
       const u32* flag = images.flag(images.args.rank, source, index);

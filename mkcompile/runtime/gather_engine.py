@@ -10,13 +10,15 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
+from typing import Any
 
 from mkcompile.runtime import abi, driver, gather_abi, nvrtc
 from mkcompile.runtime.chain import StreamOperations
 from mkcompile.runtime.gather_abi import COLUMNS
-from mkcompile.runtime.gather_launch import ELEMENT_BYTES, GatherSchedule, GatherSize
+from mkcompile.runtime.gather_launch import ELEMENT_BYTES, GatherSchedule, GatherSize, slice_blocks
 from mkcompile.runtime.kernel import ARCHITECTURE
 from mkcompile.runtime.kernel_cache import compiled
+from mkcompile.runtime.kernel_config import BLOCK_K
 from mkcompile.runtime.side_stream import SideStream, SideStreams
 from mkcompile.runtime.workspace_layout import FLAG_BYTES, WorkspaceLayout
 
@@ -68,11 +70,13 @@ class EngineDevice:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One copy. Units: addresses; `num_bytes` bytes."""
+    """One copy: `rows` pieces of `num_bytes` bytes, each `pitch` bytes behind the one before. Units: addresses, bytes."""
 
     target: int
     source: int
     num_bytes: int
+    rows: int = 1
+    pitch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,18 +102,54 @@ def transfers(shard: int, size: GatherSize, schedule: GatherSchedule, places: En
     """Each chunk and its flag, to the ranks in the order in which they need it."""
     rank, world = places.rank, size.world
     group_bytes = schedule.group_rows * size.k * ELEMENT_BYTES
-    turns = [(step, group) for step in range(1, world) for group in range(ceil(size.shard_rows / schedule.group_rows))]
+    groups = ceil(size.shard_rows / schedule.group_rows)
+    turns = [(step, part) for step in range(1, world) for part in range(groups * schedule.slices)]
     if schedule.order == COLUMNS:
         turns.sort(key=lambda turn: (turn[1], turn[0]))
+    row_bytes, slice_bytes = size.k * ELEMENT_BYTES, slice_blocks(size.k, schedule.slices) * BLOCK_K * ELEMENT_BYTES
     copies = []
-    for step, group in turns:
-        peer, start = (rank - step) % world, group * group_bytes
-        target = places.areas[peer] + places.slot(peer, rank) * size.shard_bytes + start
-        copies.append(Transfer(target, shard + start, min(group_bytes, size.shard_bytes - start)))
+    for step, part in turns:
+        group, number = divmod(part, schedule.slices)
+        peer, start, left = (rank - step) % world, group * group_bytes, number * slice_bytes
+        target = places.areas[peer] + places.slot(peer, rank) * size.shard_bytes + start + left
+        moved_bytes = min(group_bytes, size.shard_bytes - start)
+        if schedule.slices == 1:
+            copies.append(Transfer(target, shard + start, moved_bytes))
+        else:
+            width = min(slice_bytes, row_bytes - left)
+            copies.append(Transfer(target, shard + start + left, width, moved_bytes // row_bytes, row_bytes))
         # The flag is the stream's next transfer: see "Flags of the copy engine" in docs/memory_ordering.md.
         # pairs-with: shard_ready release (copy_engine -> engine_arrivals_role), scope sys
-        copies.append(Transfer(places.flag(peer, rank, group), places.flag(rank, rank, 0), FLAG_BYTES))
+        copies.append(Transfer(places.flag(peer, rank, part), places.flag(rank, rank, 0), FLAG_BYTES))
     return copies
+
+
+class _RowsCopy(ctypes.Structure):
+    """CUDA_MEMCPY2D."""
+
+    _fields_ = tuple(
+        (f"{side}_{name}", kind)
+        for side in ("source", "target")
+        for name, kind in (
+            ("x", ctypes.c_size_t), ("y", ctypes.c_size_t), ("memory_type", ctypes.c_int), ("host", ctypes.c_void_p),
+            ("address", ctypes.c_uint64), ("array", ctypes.c_void_p), ("pitch", ctypes.c_size_t),
+        )
+    ) + (("width", ctypes.c_size_t), ("height", ctypes.c_size_t))  # fmt: skip
+
+
+_DEVICE_MEMORY = 2  # CU_MEMORYTYPE_DEVICE
+
+
+def _call_of(one: Transfer) -> tuple[Any, ...]:
+    """Operands of cuMemcpyAsync, or the one of cuMemcpy2DAsync."""
+    if one.rows == 1:
+        return ctypes.c_uint64(one.target), ctypes.c_uint64(one.source), ctypes.c_size_t(one.num_bytes)
+    rows = _RowsCopy(
+        source_memory_type=_DEVICE_MEMORY, source_address=one.source, source_pitch=one.pitch,
+        target_memory_type=_DEVICE_MEMORY, target_address=one.target, target_pitch=one.pitch,
+        width=one.num_bytes, height=one.rows,
+    )  # fmt: skip
+    return (ctypes.byref(rows),)
 
 
 class PreparedTransfers:
@@ -120,9 +160,7 @@ class PreparedTransfers:
         copies: list[Transfer],
     ) -> None:  # fmt: skip
         self._device, self._arguments = device, arguments
-        self._copies = [
-            (ctypes.c_uint64(c.target), ctypes.c_uint64(c.source), ctypes.c_size_t(c.num_bytes)) for c in copies
-        ]
+        self._copies = [_call_of(one) for one in copies]
         self._config = driver.LaunchConfig(grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0, num_attributes=0)
         self._words = (ctypes.c_uint32 * 3)()
         self._opened = False
@@ -145,14 +183,14 @@ class PreparedTransfers:
 
     def start(self, stream: int) -> None:
         """Enqueue gate and transfers, beside what `stream` is given next. Raises: DriverError."""
-        sides, copy = self._device.sides, driver.library().cuMemcpyAsync
+        sides, copy, copy_rows = self._device.sides, driver.library().cuMemcpyAsync, driver.library().cuMemcpy2DAsync_v2
         self._side = side = sides.part(stream)
         self._launch(self._device.gate, side.handle)
         handle = ctypes.c_void_p(side.handle)
-        for target, source, num_bytes in self._copies:
-            code = copy(target, source, num_bytes, handle)
+        for operands in self._copies:
+            code = copy(*operands, handle) if len(operands) > 1 else copy_rows(*operands, handle)
             if code:
-                driver.check(f"cuMemcpyAsync({num_bytes.value} bytes)", code)
+                driver.check("a transfer of the copy engine", code)
         sides.end(side)
 
     def await_rows(self, stream: int, source: int, group: int, last: bool) -> None:

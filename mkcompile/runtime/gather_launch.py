@@ -69,7 +69,7 @@ class GatherSchedule:
 
     Units: `grid` blocks. `mover` and `order`: a `GatherMover` and a `GatherOrder` of the device. `image_rows` rows of
     an image, as many as the tile has; images of `band` row tiles are sent together, k-block by k-block. The copy engine
-    moves `group_rows` rows of a shard at once. A streaming kernel copies a shard in so many `parts`, to where all rows
+    moves `group_rows` rows of a shard at once, in `slices` of k. A streaming kernel copies a shard in so many `parts`, to where all rows
     lie as a matrix. `pace_ns`: time between two images that a rank's blocks push; 0: as many at once as there is room
     for.
     """
@@ -83,6 +83,7 @@ class GatherSchedule:
     raster_group: int = 8
     parts: int = 0
     pace_ns: int = 0
+    slices: int = 1
 
     def __post_init__(self) -> None:
         if min(self.grid, self.group_rows, self.raster_group, self.band, self.image_rows) < 1:
@@ -90,6 +91,8 @@ class GatherSchedule:
         if self.parts < 0 or (self.parts and (self.order, self.mover) != (TOGETHER, BLOCKS_PUSH)):
             raise ValueError(f"not a schedule: {self}")
         if self.pace_ns < 0 or (self.pace_ns and (self.mover != BLOCKS_PUSH or self.parts)):
+            raise ValueError(f"not a schedule: {self}")
+        if self.slices < 1 or (self.slices > 1 and self.mover != ENGINE_COPIES):
             raise ValueError(f"not a schedule: {self}")
         movers = ENGINE_COPIES, BLOCKS_PUSH, PEERS_READ, BLOCKS_PULL
         if self.order not in (APART, TOGETHER, COLUMNS) or self.mover not in movers:
@@ -112,7 +115,7 @@ class GatherSchedule:
         """Flag words for each source."""
         if self.parts:
             return self.parts
-        return ceil(size.shard_rows / self.group_rows) if self.by_engine else self.images(size)
+        return ceil(size.shard_rows / self.group_rows) * self.slices if self.by_engine else self.images(size)
 
     def arena_bytes(self, size: GatherSize) -> int:
         """Bytes that hold what others send, or read, in one rank's memory."""
@@ -141,6 +144,11 @@ class GatherSchedule:
                 f"gathered rows of {self.arena_bytes(size)} bytes do not fit in a region of {layout.region_bytes} "
                 f"bytes; raise MKCOMPILE_ARENA_BYTES"
             )
+
+
+def slice_blocks(k: int, slices: int) -> int:
+    """K-blocks of each slice but the last. Source: Images::slice_blocks in csrc/device/gather_image.cuh."""
+    return ceil(ceil(k / BLOCK_K) / slices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +212,8 @@ def _check(config: KernelConfig, launch: GatherLaunch) -> None:
         raise OperatorInputError(f"k {size.k} for clusters of {config.split} in a grid of {schedule.grid}")
     if schedule.image_rows != config.block_m and not schedule.by_engine:
         raise OperatorInputError(f"images of {schedule.image_rows} rows for tiles of {config.block_m}")
+    if schedule.slices > 1 and (schedule.slices - 1) * slice_blocks(size.k, schedule.slices) * BLOCK_K >= size.k:
+        raise OperatorInputError(f"k {size.k} in {schedule.slices} slices")
     if (launch.landing != 0) != schedule.by_engine:
         raise OperatorInputError("the copy engine, and only it, needs an area of its own")
     schedule.check(size, launch.peers.layout)
@@ -267,7 +277,7 @@ def fill_words(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, 
     for i, (n, bias) in enumerate(zip(size.n, launch.biases, strict=True)):
         gather.n[i], gather.bias[i] = n, bias
     gather.order, gather.pushes, gather.band = schedule.order, schedule.mover, schedule.band
-    gather.parts, gather.group_rows = schedule.parts or 1, schedule.group_rows
+    gather.parts, gather.group_rows = schedule.parts or schedule.slices, schedule.group_rows
 
 
 def argument_words(
@@ -280,6 +290,7 @@ def argument_words(
     # A block fetches what the same block of a peer has laid ready; every part is waited for.
     moved = f", {schedule.grid} blocks" if schedule.mover == BLOCKS_PULL else ""
     moved += f", {schedule.parts} parts" if schedule.parts else ""
+    moved += f", {schedule.slices} slices" if schedule.slices > 1 else ""
     identity = LaunchIdentity.of(
         f"all_gather_gemm {size.rows}x{'+'.join(map(str, size.n))}x{size.inner}, {size.segments} segments, "
         f"{'columns' if size.columns else 'rows'} on {size.world} ranks, {kernel}, order {schedule.order}, "
