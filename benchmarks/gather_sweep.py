@@ -199,10 +199,8 @@ def engine_variants(config: KernelConfig, size: GatherSize, max_grid: int) -> di
         engine = engine_choice(config, size, max_grid)
         grid = max_grid if config.split > 1 else engine.schedule.grid
         schedule = replace(engine.schedule, group_rows=rows, slices=slices, grid=grid)
-        name = (
-            f"engine {config.block_m}x{config.block_n} {'shared ' * (config.split > 1)}c{chunks} s{slices} grid{grid}"
-        )
-        found[name] = replace(engine, schedule=schedule)
+        tile = f"{config.block_m}x{config.block_n} {'shared ' * (config.split > 1)}"
+        found[f"engine {tile}c{chunks} s{slices} grid{grid}"] = replace(engine, schedule=schedule)
     return found
 
 

@@ -70,7 +70,7 @@ class EngineDevice:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One copy: `rows` pieces of `num_bytes` bytes, each `pitch` bytes behind the one before. Units: addresses, bytes."""
+    """One copy: `rows` pieces of `num_bytes`, each `pitch` behind the one before. Units: addresses, bytes."""
 
     target: int
     source: int
@@ -127,14 +127,18 @@ def transfers(shard: int, size: GatherSize, schedule: GatherSchedule, places: En
 class _RowsCopy(ctypes.Structure):
     """CUDA_MEMCPY2D."""
 
-    _fields_ = tuple(
-        (f"{side}_{name}", kind)
-        for side in ("source", "target")
-        for name, kind in (
-            ("x", ctypes.c_size_t), ("y", ctypes.c_size_t), ("memory_type", ctypes.c_int), ("host", ctypes.c_void_p),
-            ("address", ctypes.c_uint64), ("array", ctypes.c_void_p), ("pitch", ctypes.c_size_t),
-        )
-    ) + (("width", ctypes.c_size_t), ("height", ctypes.c_size_t))  # fmt: skip
+    _fields_ = (
+        *(
+            (f"{side}_{name}", kind)
+            for side in ("source", "target")
+            for name, kind in (
+                ("x", ctypes.c_size_t), ("y", ctypes.c_size_t), ("memory_type", ctypes.c_int),
+                ("host", ctypes.c_void_p), ("address", ctypes.c_uint64), ("array", ctypes.c_void_p),
+                ("pitch", ctypes.c_size_t),
+            )
+        ),
+        ("width", ctypes.c_size_t), ("height", ctypes.c_size_t),
+    )  # fmt: skip
 
 
 _DEVICE_MEMORY = 2  # CU_MEMORYTYPE_DEVICE

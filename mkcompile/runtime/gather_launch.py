@@ -69,9 +69,9 @@ class GatherSchedule:
 
     Units: `grid` blocks. `mover` and `order`: a `GatherMover` and a `GatherOrder` of the device. `image_rows` rows of
     an image, as many as the tile has; images of `band` row tiles are sent together, k-block by k-block. The copy engine
-    moves `group_rows` rows of a shard at once, in `slices` of k. A streaming kernel copies a shard in so many `parts`, to where all rows
-    lie as a matrix. `pace_ns`: time between two images that a rank's blocks push; 0: as many at once as there is room
-    for.
+    moves `group_rows` rows of a shard at once, in `slices` of k. A streaming kernel copies a shard in so many `parts`,
+    to where all rows lie as a matrix. `pace_ns`: time between two images that a rank's blocks push; 0: as many at once
+    as there is room for.
     """
 
     grid: int
