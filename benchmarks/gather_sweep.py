@@ -180,8 +180,7 @@ def variants(size: GatherSize, max_grid: int, tiles: Sequence[tuple[int, int]]) 
         found[f"pull {tile[0]}x{tile[1]} grid{pulled.schedule.grid}"] = pulled
         found.update(engine_variants(config, size, max_grid))
         if tile in SHARED_GATHER_TILES:
-            shared = replace(config, split=2, stages=0)
-            found.update(engine_variants(shared, size, max_grid // 2 * 2))
+            found.update(engine_variants(replace(config, split=2, stages=0), size, max_grid // 2 * 2))
         if size.tiles_n(config) == len(size.n):
             found[f"read {tile[0]}x{tile[1]} grid{max_grid}"] = read_choice(config, size, max_grid)
     for chunks in CHUNKS:

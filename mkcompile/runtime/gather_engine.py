@@ -144,16 +144,17 @@ class _RowsCopy(ctypes.Structure):
 _DEVICE_MEMORY = 2  # CU_MEMORYTYPE_DEVICE
 
 
-def _call_of(one: Transfer) -> tuple[Any, ...]:
-    """Operands of cuMemcpyAsync, or the one of cuMemcpy2DAsync."""
+def _call_of(one: Transfer) -> tuple[str, tuple[Any, ...]]:
+    """The driver's function, and its operands without the stream."""
     if one.rows == 1:
-        return ctypes.c_uint64(one.target), ctypes.c_uint64(one.source), ctypes.c_size_t(one.num_bytes)
+        operands = ctypes.c_uint64(one.target), ctypes.c_uint64(one.source), ctypes.c_size_t(one.num_bytes)
+        return "cuMemcpyAsync", operands
     rows = _RowsCopy(
         source_memory_type=_DEVICE_MEMORY, source_address=one.source, source_pitch=one.pitch,
         target_memory_type=_DEVICE_MEMORY, target_address=one.target, target_pitch=one.pitch,
         width=one.num_bytes, height=one.rows,
     )  # fmt: skip
-    return (ctypes.byref(rows),)
+    return "cuMemcpy2DAsync_v2", (ctypes.byref(rows),)
 
 
 class PreparedTransfers:
@@ -187,14 +188,14 @@ class PreparedTransfers:
 
     def start(self, stream: int) -> None:
         """Enqueue gate and transfers, beside what `stream` is given next. Raises: DriverError."""
-        sides, copy, copy_rows = self._device.sides, driver.library().cuMemcpyAsync, driver.library().cuMemcpy2DAsync_v2
+        sides, library = self._device.sides, driver.library()
         self._side = side = sides.part(stream)
         self._launch(self._device.gate, side.handle)
         handle = ctypes.c_void_p(side.handle)
-        for operands in self._copies:
-            code = copy(*operands, handle) if len(operands) > 1 else copy_rows(*operands, handle)
+        for name, operands in self._copies:
+            code = getattr(library, name)(*operands, handle)
             if code:
-                driver.check("a transfer of the copy engine", code)
+                driver.check(f"{name} (gather_engine)", code)
         sides.end(side)
 
     def await_rows(self, stream: int, source: int, group: int, last: bool) -> None:

@@ -151,6 +151,19 @@ def test_images_of_any_band_on_any_grid(grid: int, band: int) -> None:
 
 
 @pytest.mark.parametrize("returned", [False, True])
+def test_copy_engine_in_slices_of_k(returned: bool) -> None:
+    for rows, k, slices, tile in ((520, 1024, 4, (128, 128)), (700, 520, 3, (128, 160)), (1000, 576, 4, (64, 64))):
+        config, size = config_of(tile), rows_of(rows, 2, k=k)
+        chosen = engine_choice(config, size, 40).schedule
+        for group_rows in (256, 1024):
+            schedule = replace(chosen, group_rows=group_rows, slices=slices)
+            run((0, 0), config, size, returned=returned, schedule=schedule)
+    size = GatherSize(segment_rows=300, k=192, n=(264, 520), world=2, columns=True)
+    chosen = engine_choice(config_of((128, 128)), size, 40).schedule
+    run((0, 0), config_of((128, 128)), size, returned=returned, schedule=replace(chosen, slices=3))
+
+
+@pytest.mark.parametrize("returned", [False, True])
 def test_images_that_are_sent_at_a_pace(returned: bool) -> None:
     config, size = config_of((64, 64)), rows_of(520, 2, k=200)
     for pace_ns in (40, 2000):
