@@ -125,6 +125,10 @@ MK_DEVICE void shared_compute_role(const LaunchArguments& args, const GatherArgu
     const TileNote note = next_tile(args, memory, ring, trace);
     float acc[Tile::kGroupN / 2];
     multiply_tile<typename Op::Element>(args, memory, ring, group, k_blocks, acc, trace);
+    // The compiler does not know that the products write until the wait above: what it makes of the sums it may make
+    // before, unless they seem to be written here.
+#pragma unroll
+    for (float& sum : acc) asm volatile("" : "+f"(sum)::"memory");
     trace.end(kTraceMainloop, kSomePeer, note.index);
     trace.begin();
     if (group != (int)half.part) {

@@ -84,9 +84,8 @@ MK_DEVICE u32 map_shared(u32 address, u32 rank) {
 /// Counts its 16 bytes at the other block's barrier when they have arrived there.
 MK_DEVICE void store_async(u32 mapped, float a, float b, float c, float d, u32 mapped_barrier) {
   asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(mapped),
-      "r"(__float_as_uint(a)), "r"(__float_as_uint(b)), "r"(__float_as_uint(c)), "r"(__float_as_uint(d)),
-      "r"(mapped_barrier)
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(mapped), "f"(a),
+      "f"(b), "f"(c), "f"(d), "r"(mapped_barrier)
       : "memory");
 }
 /// Arrives at the barrier of another block, after this thread's reads of shared memory. With `.release.cluster` it would

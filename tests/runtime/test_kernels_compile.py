@@ -80,6 +80,31 @@ def sass(image: bytes, folder: Path) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
 
 
+def early_uses(code: str) -> list[str]:
+    """What touches accumulators between a tile's last product and the wait for all products, which still write them."""
+    found: list[str] = []
+    since: list[str] = []
+    registers: set[str] = set()
+    for instruction in re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", code):
+        if product := re.search(r"HGMMA\.64x(\d+)x16\.F32\S* R(\d+),", instruction):
+            registers = {f"R{int(product[2]) + i}" for i in range(int(product[1]) // 2)}
+            since = []
+        elif "WARPGROUP.DEPBAR.LE gsb0, 0x0" in instruction:
+            found += [one for one in since if registers & set(re.findall(r"\bR\d+\b", one))]
+            registers = set()
+        elif registers:
+            since.append(instruction)
+    return found
+
+
+def test_accumulators_that_are_read_early_are_noticed() -> None:
+    product, wait = "/*0000*/ HGMMA.64x8x16.F32.BF16 R24, gdesc[UR4], R24, gsb0 ;", "WARPGROUP.DEPBAR.LE gsb0, 0x0 ;"
+    copy = "/*0010*/ MOV R30, R27 ;"
+    assert early_uses(f"{product}\n{copy}\n/*0020*/ {wait}") == ["MOV R30, R27 "]
+    assert not early_uses(f"{product}\n/*0010*/ {wait}\n{copy}")
+    assert not early_uses(f"{product}\n/*0010*/ MOV R30, R28 ;\n/*0020*/ {wait}")
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
 def test_machine_code(config: KernelConfig, tmp_path: Path) -> None:
     kernel = compile_kernel(config)
@@ -88,6 +113,7 @@ def test_machine_code(config: KernelConfig, tmp_path: Path) -> None:
     assert resources.registers <= MAX_REGISTERS
     code = sass(kernel.cubin.image, tmp_path)
     assert re.search(rf"HGMMA\.64x{config.group_n}x16\.F32", code)
+    assert not early_uses(code)
     assert code.count("USETMAXREG") == 2
     assert not re.search(r"\b(LDL|STL)\b", code)
     assert "UTMALDG.2D" in code and ("UTMASTG.3D" in code) == (not config.streams)
