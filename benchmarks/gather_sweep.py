@@ -45,9 +45,10 @@ TILES = ((128, 256), (128, 224), (128, 192), (128, 160), (128, 128), (64, 128))
 SMALL_TILES = (*TILES, (64, 256), (64, 64))
 CHUNKS = (1, 2, 4)
 #: Of k, in each of them.
-SLICES = (1, 2, 4, 8)
-#: Nanoseconds between two images of 128 rows of a push: 45 is 364 GB/s, 60 is 273; 1: one image of a block at a time.
-PACES = (1, 30, 45, 50, 60, 80)
+SLICES = (1, 2, 4)
+#: Nanoseconds between two images of 128 rows of a push, 60: 273 GB/s, and images behind one fence; 0: all at once.
+PACES = ((0, 1), (40, 2), (40, 4), (45, 1), (45, 2), (45, 4), (50, 1), (50, 2), (50, 4), (55, 1), (55, 2), (55, 4),
+         (60, 1), (60, 2), (70, 1), (70, 2))  # fmt: skip
 _BACKLOG_CYCLES = 1_000_000
 _ROUNDS = 5
 
@@ -166,21 +167,16 @@ def variants(size: GatherSize, max_grid: int, tiles: Sequence[tuple[int, int]]) 
     for tile in tiles:
         config = KernelConfig(operator="all_gather_gemm").with_tile(*tile)
         choice = push_choice(config, size, max_grid, returned=False)
-        bands = sorted({8, choice.schedule.band})
-        for band, pace_ns in [*((band, 0) for band in bands), *((choice.schedule.band, pace) for pace in PACES)]:
-            paced = pace_ns * tile[0] // 128
-            pushed = replace(choice, schedule=replace(choice.schedule, band=band, pace_ns=paced))
-            found[f"push {tile[0]}x{tile[1]} grid{choice.schedule.grid} band{band} pace{pace_ns}"] = pushed
+        pushes = {"push": replace(choice, schedule=replace(choice.schedule, pace_ns=0, fenced=1))}
         if tile in SHARED_GATHER_TILES:
-            shared = shared_choice(config, size, max_grid)
-            for pace_ns in (0, *PACES):
-                paced_share = replace(shared, schedule=replace(shared.schedule, pace_ns=pace_ns))
-                found[f"shared {tile[0]}x{tile[1]} grid{shared.schedule.grid} pace{pace_ns}"] = paced_share
+            pushes["shared"] = shared_choice(config, size, max_grid)
+        for (name, one), (pace_ns, fenced) in product(pushes.items(), PACES):
+            schedule = replace(one.schedule, pace_ns=pace_ns * tile[0] // 128, fenced=fenced)
+            way = f"{name} {tile[0]}x{tile[1]} grid{schedule.grid} band{schedule.band}"
+            found[f"{way} pace{pace_ns} f{fenced}"] = replace(one, schedule=schedule)
         pulled = pull_choice(config, size, max_grid)
         found[f"pull {tile[0]}x{tile[1]} grid{pulled.schedule.grid}"] = pulled
         found.update(engine_variants(config, size, max_grid))
-        if tile in SHARED_GATHER_TILES:
-            found.update(engine_variants(replace(config, split=2, stages=0), size, max_grid // 2 * 2))
         if size.tiles_n(config) == len(size.n):
             found[f"read {tile[0]}x{tile[1]} grid{max_grid}"] = read_choice(config, size, max_grid)
     for chunks in CHUNKS:
@@ -196,10 +192,9 @@ def engine_variants(config: KernelConfig, size: GatherSize, max_grid: int) -> di
         if chunks * slices > 8 or rows * (chunks - 1) >= size.shard_rows:
             continue
         engine = engine_choice(config, size, max_grid)
-        grid = max_grid if config.split > 1 else engine.schedule.grid
-        schedule = replace(engine.schedule, group_rows=rows, slices=slices, grid=grid)
-        tile = f"{config.block_m}x{config.block_n} {'shared ' * (config.split > 1)}"
-        found[f"engine {tile}c{chunks} s{slices} grid{grid}"] = replace(engine, schedule=schedule)
+        schedule = replace(engine.schedule, group_rows=rows, slices=slices)
+        way = f"engine {config.block_m}x{config.block_n} c{chunks} s{slices} grid{schedule.grid}"
+        found[way] = replace(engine, schedule=schedule)
     return found
 
 

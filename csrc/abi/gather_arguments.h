@@ -37,7 +37,8 @@ struct alignas(64) GatherArguments {
   u32 order;
   u32 blocks;      ///< the lowest blocks: they push and copy, then compute
   u32 pushes;      ///< GatherMover
-  u32 parts;       ///< flags of each group of rows: one from every block that copies; of the copy engine one a slice of k
+  u32 parts;       ///< flags of each group of rows: from every block that copies, or the copy engine's slices of k;
+                   ///< of images that have a pace those that one fence publishes
   u32 group_rows;  ///< rows of a shard that are flagged together
   u32 join;        ///< position from which those blocks compute too
   u32 band;        ///< row tiles whose images are sent together, k-block by k-block

@@ -4,7 +4,7 @@
 //
 // With `pace_ns` image number n of the launch is sent n paces after the block has entered, at the rate of the link: what
 // waits for the link blocks the loads of its SM, a fence waits for it, and the images that are needed first would be as
-// late as the last of a burst.
+// late as the last of a burst. Then a block may send `parts` images, one after the other, before a fence and their flags.
 #include "device/gather_image.cuh"
 
 namespace mk {
@@ -21,6 +21,7 @@ struct Carrier {
   const ImageWalk walk;
   const bool returns;
   const u32 first_step, end;
+  const ImageRuns runs;  ///< one fence publishes a run
   u32 parity = 0;
   u32 asked = 0;  ///< images that the slots have been asked for
   u64 entered_ns = 0;
@@ -29,8 +30,9 @@ struct Carrier {
   MK_DEVICE Carrier(const LaunchArguments& args, const GatherArguments& gather, const SharedMemory<Tile>& memory)
       : args(args), gather(gather), memory(memory), walk(ImageWalk::template make<Tile>(args, gather, args.rank)),
         returns(gather.result != 0), first_step(gather.pushes == kBlocksPush && gather.order != kTogether ? 1 : 0),
-        end(walk.images * steps()), trace(args, kExtraLane) {
-    if (blockIdx.x < end) load_own(blockIdx.x);
+        end(walk.images * steps()), runs{gridDim.x, args.pace_ns == 0 || returns ? 1 : gather.parts},
+        trace(args, kExtraLane) {
+    if (runs.first(blockIdx.x) < end) load_own(runs.first(blockIdx.x));
   }
 
   MK_DEVICE u32 steps() const {
@@ -44,8 +46,8 @@ struct Carrier {
     parity ^= 1;
   }
 
-  /// Number `i` of this block's images from `at` on.
-  MK_DEVICE Image own(u32 at, u32 i) const { return walk.image(at + i * gridDim.x, first_step, args.rank); }
+  /// Number `i` of this block's images from `at` on, of one run or of those that are sent together.
+  MK_DEVICE Image own(u32 at, u32 i) const { return walk.image(at + i * runs.stride(), first_step, args.rank); }
   MK_DEVICE u32 peer(const Image& image) const {
     return args.rank >= image.step ? args.rank - image.step : args.rank + args.world - image.step;
   }
@@ -106,9 +108,11 @@ struct Carrier {
     bulk_commit();
     bulk_wait_read<0>();
     if (!returns && next < end) load_own(next);
+    const u32 before = runs.place(at);
+    if (before + 1 < runs.length && next < end) return;
     bulk_wait<0>();
     const u32 since_ns = trace.now();
-    if (gather.pushes != kEngineCopies) publish(images, at, count);
+    if (gather.pushes != kEngineCopies) publish(images, at - before, before + count);
     trace.waited(since_ns);
     trace.end(kTracePush, kSomePeer, at);
   }
@@ -145,12 +149,12 @@ struct Carrier {
     const ImageWalk whole = ImageWalk::template make<Tile>(args, gather, args.rank, gather.order == kTogether);
     const u32 come = !returns ? 0 : whole.images * (gather.order == kTogether ? 1 : args.world - 1);
     u32 received = blockIdx.x;
-    for (u32 at = blockIdx.x, next; at < end || received < come; at = next) {
+    for (u32 at = runs.first(blockIdx.x), next; at < end || received < come; at = next) {
       if (epoch == 0) {  // the launch must not run: what was asked for must come before the block ends
         if (at < end) wait_loaded();
         return;
       }
-      next = at + (at < end ? asked : 1) * gridDim.x;
+      next = runs.after(at, at < end ? asked : 1);
       if (at < end) send(arrivals.images, at, next);
       // The peers send theirs in the same order, kTogether those to themselves first: what waits is sent by then.
       if (received < come && (at >= end || (received < at && gather.order != kTogether))) {

@@ -77,4 +77,20 @@ struct ImageWalk {
   }
 };
 
+/// Which numbers of a walk a block of a grid sends: runs of `length`, one from each block in turn.
+struct ImageRuns {
+  u32 grid, length;
+
+  MK_DEVICE u32 first(u32 block) const { return block * length; }
+  /// From one number of a block to its next, where they are apart.
+  MK_DEVICE u32 stride() const { return length == 1 ? grid : 1; }
+  /// Of its run.
+  MK_DEVICE u32 place(u32 at) const { return length == 1 ? 0 : at % length; }
+  /// After number `at`, of which `count` have been sent together (more than one only of runs of one).
+  MK_DEVICE u32 after(u32 at, u32 count) const {
+    if (length == 1) return at + count * grid;
+    return place(at) + 1 < length ? at + 1 : at + 1 + (grid - 1) * length;
+  }
+};
+
 }  // namespace mk

@@ -70,8 +70,8 @@ class GatherSchedule:
     Units: `grid` blocks. `mover` and `order`: a `GatherMover` and a `GatherOrder` of the device. `image_rows` rows of
     an image, as many as the tile has; images of `band` row tiles are sent together, k-block by k-block. The copy engine
     moves `group_rows` rows of a shard at once, in `slices` of k. A streaming kernel copies a shard in so many `parts`,
-    to where all rows lie as a matrix. `pace_ns`: time between two images that a rank's blocks push; 0: as many at once
-    as there is room for.
+    to where all rows lie as a matrix. `pace_ns`: time between two images that a rank's blocks push, `fenced` of which
+    one fence publishes; 0: as many at once as there is room for.
     """
 
     grid: int
@@ -84,6 +84,7 @@ class GatherSchedule:
     parts: int = 0
     pace_ns: int = 0
     slices: int = 1
+    fenced: int = 1
 
     def __post_init__(self) -> None:
         if min(self.grid, self.group_rows, self.raster_group, self.band, self.image_rows) < 1:
@@ -91,6 +92,8 @@ class GatherSchedule:
         if self.parts < 0 or (self.parts and (self.order, self.mover) != (TOGETHER, BLOCKS_PUSH)):
             raise ValueError(f"not a schedule: {self}")
         if self.pace_ns < 0 or (self.pace_ns and (self.mover != BLOCKS_PUSH or self.parts)):
+            raise ValueError(f"not a schedule: {self}")
+        if self.fenced < 1 or (self.fenced > 1 and not self.pace_ns):
             raise ValueError(f"not a schedule: {self}")
         if self.slices < 1 or (self.slices > 1 and self.mover != ENGINE_COPIES):
             raise ValueError(f"not a schedule: {self}")
@@ -277,7 +280,7 @@ def fill_words(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, 
     for i, (n, bias) in enumerate(zip(size.n, launch.biases, strict=True)):
         gather.n[i], gather.bias[i] = n, bias
     gather.order, gather.pushes, gather.band = schedule.order, schedule.mover, schedule.band
-    gather.parts, gather.group_rows = schedule.parts or schedule.slices, schedule.group_rows
+    gather.parts, gather.group_rows = schedule.parts or max(schedule.slices, schedule.fenced), schedule.group_rows
 
 
 def argument_words(

@@ -166,8 +166,8 @@ def test_copy_engine_in_slices_of_k(returned: bool) -> None:
 @pytest.mark.parametrize("returned", [False, True])
 def test_images_that_are_sent_at_a_pace(returned: bool) -> None:
     config, size = config_of((64, 64)), rows_of(520, 2, k=200)
-    for pace_ns in (40, 2000):
-        schedule = GatherSchedule(grid=40, image_rows=64, pace_ns=pace_ns)
+    for pace_ns, fenced in ((40, 1), (2000, 1), (40, 2), (500, 3)):
+        schedule = GatherSchedule(grid=40, image_rows=64, pace_ns=pace_ns, fenced=fenced)
         run((0, 0), config, size, returned=returned, schedule=schedule)
 
 

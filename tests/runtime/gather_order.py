@@ -35,6 +35,12 @@ extern "C" unsigned tiles(unsigned grid, unsigned block, unsigned* out) {
   }
   return count;
 }
+extern "C" unsigned sent(unsigned grid, unsigned length, unsigned block, unsigned end, unsigned* out) {
+  const mk::ImageRuns runs{grid, length};
+  unsigned count = 0;
+  for (unsigned at = runs.first(block); at < end; at = runs.after(at, 1)) out[count++] = at;
+  return count;
+}
 extern "C" unsigned images(unsigned source, unsigned whole, unsigned first_step, unsigned steps, unsigned split,
                            int* out) {
   const auto walk = split == 1 ? mk::ImageWalk::make<Tile>(args, gather, source, whole)
@@ -117,3 +123,9 @@ def images_of(
     words = (ctypes.c_int32 * (8 * 100_000))()
     count = _library().images(source, whole, first_step, steps, split, words)
     return [Image(*words[8 * i : 8 * i + 8]) for i in range(count)]
+
+
+def sent_by(block: int, grid: int, length: int, end: int) -> list[int]:
+    """Numbers below `end` of the images that a block of a grid sends, in runs of `length`."""
+    words = (ctypes.c_uint32 * (end + 1))()
+    return list(words[: _library().sent(grid, length, block, end, words)])

@@ -13,7 +13,7 @@ from mkcompile.runtime.gather_abi import APART, COLUMNS, TOGETHER
 from mkcompile.runtime.gather_launch import GatherSchedule, GatherSize
 from mkcompile.runtime.kernel_config import KernelConfig
 
-from .gather_order import Image, Place, images_of, tiles_of
+from .gather_order import Image, Place, images_of, sent_by, tiles_of
 
 CONFIG = KernelConfig(operator="all_gather_gemm", block_m=128, block_n=128)
 ORDERS = {"apart": APART, "together": TOGETHER, "columns": COLUMNS}
@@ -263,3 +263,12 @@ def test_blocks_that_share_a_tile_get_their_first_images_first(order: int, k: in
     assert len(images) == len(set(images))
     turns = list(dict.fromkeys(one.k_block for one in images))
     assert turns == ([0, 4, 1, 5, 2, 6, 3, 7] if k == 512 else list(range(9)))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4])
+def test_runs_of_images_are_sent_once_each_and_by_turns(length: int) -> None:
+    for grid, end in ((1, 7), (5, 64), (8, 64), (13, 3)):
+        sent = [sent_by(block, grid, length, end) for block in range(grid)]
+        assert sorted(number for one in sent for number in one) == list(range(end)), (grid, end)
+        for block, numbers in enumerate(sent):
+            assert numbers == [at for at in range(end) if at // length % grid == block]
