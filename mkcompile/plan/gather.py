@@ -48,6 +48,11 @@ _UNTRIED = ((128, 128, 4),)
 # for one image beside its tile. Source: the same.
 _RETURNED, _SEVERAL_WEIGHTS, _ONE_IMAGE = 1.2, 1.2, 1.08
 _WIDE_COLUMNS = (192, 256)
+# Images that have a time each, of NVLink; from the start to the peers' first products, from the last image to the last
+# product; what products lose meanwhile, and to the exchange of two blocks' sums. Source: the same, gather_paces.jsonl.
+_PACED_FRACTION, _PACED_FIRST_US, _PACED_ARRIVAL_US, _BESIDE_PACED, _SHARED_US = 0.607, 8.0, 11.0, 0.15, 2.5
+_SHARED_TILES = ((128, 128), (128, 160))
+_PAIRED_BLOCKS, _GPCS = 128, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +88,14 @@ class Gather:
         """Tiles of all products; where shards lie apart each is cut up by itself."""
         one = self.site.problem
         columns = one.num_gemms * ceil(one.n / one.num_gemms / tile.columns)
-        if one.dim == "columns" or self.together:
+        if one.dim == "rows" and self.together:
             return ceil(one.m / tile.rows) * columns
-        segments = max(1, one.outer)
-        return ceil(self.shard_rows / segments / tile.rows) * segments * one.world_size * columns
+        return self.row_tiles(tile) * (1 if one.dim == "columns" else one.world_size) * columns
+
+    def row_tiles(self, tile: Tile) -> int:
+        """Of one shard by itself."""
+        segments = 1 if self.site.problem.dim == "columns" else max(1, self.site.problem.outer)
+        return ceil(self.shard_rows / segments / tile.rows) * segments
 
     def tile_us(self, case: Case) -> float:
         """One tile, with its start."""
@@ -100,6 +109,8 @@ class Gather:
     def push(self, tile: Tile) -> Candidate:
         """All blocks push beside their products; tiles begin with the first k-blocks that come."""
         site, constants = self.site, self.site.machine.constants
+        if not self.together and not site.problem.returns_gathered:
+            return self._paced(tile, 1)
         case = site.case(site.gemm(), tile, positions=self.tiles(tile))
         crossing = self.shard_bytes * (site.span.per_node - (0 if self.together else 1))
         moving = case.machine.link_us(crossing, constants.gather_push_fraction)
@@ -109,6 +120,37 @@ class Gather:
         us = self._beside_moving(case, moving, constants.flag_us)
         plan = plan_of(site, case, "push", transport="store", chunk_bytes=_PUSH_CHUNK_BYTES)
         return Candidate(plan=plan, seconds=us * 1e-6)
+
+    def shared(self, tile: Tile) -> Candidate | None:
+        """The same, two blocks a tile: for no rows that are returned, with which it was never timed."""
+        one = self.site.problem
+        possible = not one.returns_gathered and one.k >= 2 * tile.depth and self._at_once(2) > 0
+        return self._paced(tile, 2) if possible else None
+
+    def _at_once(self, split: int) -> int:
+        """Tiles that are multiplied at once. As the runtime's `resident_grid`."""
+        blocks = self.most_blocks
+        if split > 1 and blocks < _PAIRED_BLOCKS:
+            blocks = max(2, blocks - _GPCS)
+        return blocks // split
+
+    def _paced(self, tile: Tile, split: int) -> Candidate:
+        """Each image has its time on the link. As the runtime's `_paced_choice`."""
+        site, constants, one = self.site, self.site.machine.constants, self.site.problem
+        at_once, row_tiles = self._at_once(split), self.row_tiles(tile)
+        tiles = row_tiles * (1 if one.dim == "columns" else one.world_size)
+        tiles *= one.num_gemms * ceil(one.n / one.num_gemms / tile.columns)
+        case = site.case(site.gemm(), tile, positions=tiles)
+        moved_bytes = row_tiles * tile.rows * one.k * one.dtype_bytes * (site.span.per_node - 1)
+        moving = case.machine.link_us(moved_bytes, _PACED_FRACTION)
+        waves = ceil(tiles / at_once)
+        tile_us = self.tile_us(case) / split + (_SHARED_US if split > 1 else 0.0)
+        busy = waves * tile_us + (_PACED_FIRST_US if waves == 1 else 0.0)
+        busy += _BESIDE_PACED * min(busy, moving)
+        us = constants.gemm_launch_us + max(busy, moving + _PACED_ARRIVAL_US + _ARRIVAL_TILES * tile_us)
+        plan = plan_of(site, case, "push", transport="store", chunk_bytes=_PUSH_CHUNK_BYTES)
+        roles = Roles(compute=at_once * split, reserve=site.topology.gpu.num_sms - at_once * split)
+        return Candidate(plan=replace(plan, split=split, roles=roles), seconds=us * 1e-6)
 
     def streams(self) -> Iterator[Candidate]:
         """Few rows are copied to all ranks, then the weight is streamed. One product, and no rows are returned.
@@ -176,7 +218,7 @@ class Gather:
             sent_us=site.machine.link_us(self.shard_bytes * peers, constants.copy_engine_fraction),
             start_us=constants.copy_engine_first_byte_us, chunk_us=peers * constants.copy_engine_chunk_us,
         )  # fmt: skip
-        us, chunks = min((work.us(chunks), chunks) for chunks in range(1, most + 1))
+        us, chunks, _ = work.best(most)
         us += constants.gemm_launch_us + constants.gather_gate_us
         plan = plan_of(site, case, "copy_engine", transport="copy_engine", chunk_bytes=ceil(self.shard_bytes / chunks))
         return Candidate(plan=plan, seconds=us * 1e-6)
@@ -220,6 +262,9 @@ def gather_candidates(site: Site) -> Iterator[Candidate]:
     one = site.problem
     for tile in GATHER_TILES:
         yield gather.push(tile)
+        shared = gather.shared(tile) if (tile.rows, tile.columns) in _SHARED_TILES else None
+        if shared is not None:
+            yield shared
         yield gather.engine(tile)
         if not one.returns_gathered:
             yield gather.remote_read(tile)

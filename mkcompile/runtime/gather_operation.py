@@ -22,7 +22,7 @@ from mkcompile.runtime.gather_launch import (
     PreparedGather,
     argument_words,
 )
-from mkcompile.runtime.gather_schedule import GatherChoice
+from mkcompile.runtime.gather_schedule import GatherChoice, resident_grid
 from mkcompile.runtime.host import contiguous_strides
 from mkcompile.runtime.identity import LaunchIdentity
 from mkcompile.runtime.kernel import LoadedKernel, PeerTable
@@ -285,8 +285,8 @@ class GatherOperation(Repeatable[Tensor, Sequence[Tensor | None], list[Tensor]])
         max_grid = self.device.num_sms - self.group.reserve.sms_now(self.plan_key, group)
         if self.mover is not None:
             max_grid -= mover_grid(self.group.workspace.node_world, self.form.returned).blocks
-        split = self.choice.config.split
-        grid = max(1, min(schedule.grid, max_grid) // split) * split
+        config = self.choice.config
+        grid = max(1, min(schedule.grid, resident_grid(config, max_grid)) // config.split) * config.split
         if grid != schedule.grid:
             self.choice = replace(self.choice, schedule=replace(schedule, grid=grid))
             self.workspace = None  # what is prepared holds the old grid

@@ -10,7 +10,7 @@ from typing import Literal
 from mkcompile.plan.arrivals import EngineWork
 from mkcompile.runtime.gather_abi import APART, BLOCKS_PULL, COLUMNS, ENGINE_COPIES, PEERS_READ, TOGETHER
 from mkcompile.runtime.gather_launch import GatherSchedule, GatherSize
-from mkcompile.runtime.kernel_config import BLOCK_K, GATHER_TILES, KernelConfig
+from mkcompile.runtime.kernel_config import BLOCK_K, GATHER_TILES, SHARED_GATHER_TILES, KernelConfig
 from mkcompile.runtime.stream_schedule import StreamForm, most_clusters, stream_config
 from mkcompile.runtime.tile_schedule import SM_FLOP_PER_US, TILE_START_US, LaunchSize
 
@@ -32,8 +32,14 @@ _LIBRARY_HOST_US, _PRODUCT_HOST_US = 50.0, 60.0
 #: From the last image to the last product: a time and a share of a tile; a launch of the copy engine's gate.
 _ARRIVAL_US, _ARRIVAL_TILES, _GATE_US = 5.0, 0.15, 3.0
 _MEMORY_BYTES_PER_US = 4.3e6
-#: What two blocks that share a tile lose to the exchange of their sums. Source: docs/decisions/306-few-rows.md.
-_SHARED_US = 3.0
+#: A push whose images of 128 rows have so many nanoseconds each, as many as go by undelayed; from its start to the
+#: peers' first products, and from the last image to the last product. Source: docs/decisions/307-all-gather.md.
+_PACE_NS, _FENCED = 60, 1
+_PACED_FIRST_US, _PACED_ARRIVAL_US, _BESIDE_PACED = 8.0, 13.0, 0.15
+#: What two blocks that share a tile lose to the exchange of their sums.
+_SHARED_US = 2.5
+#: Blocks up to which pairs of SMs fill an H200; with more left to others each of its GPCs may have one that is alone.
+_PAIRED_BLOCKS, _GPCS = 128, 8
 #: A library's rate over that of our largest tile.
 _LIBRARY_GAIN = 1.035
 # A library takes all SMs, also those that a launch of ours leaves to others; as many as it leaves, at least.
@@ -102,8 +108,10 @@ def _moved_choice(
 
 
 def push_choice(config: KernelConfig, size: GatherSize, max_grid: int, returned: bool) -> GatherChoice:
-    """All blocks push beside their products."""
+    """All blocks push beside their products; with `config.split` two share each tile."""
     order = gather_order(size)
+    if config.split > 1 or (order != TOGETHER and not returned):
+        return _paced_choice(config, size, max_grid)
     destinations = size.world if order == TOGETHER else size.world - 1
     moving_us = size.shard_bytes * destinations / _PUSH_BYTES_PER_US * (1.2 if returned else 1.0)
     moving_us *= (1.0 if config.image_slots > 1 else 1 / _ONE_IMAGE) * (1.0 if len(size.n) == 1 else _SEVERAL_WEIGHTS)
@@ -114,21 +122,39 @@ def push_choice(config: KernelConfig, size: GatherSize, max_grid: int, returned:
     return GatherChoice(variant="push", config=config, schedule=schedule, us=us)
 
 
-def shared_choice(config: KernelConfig, size: GatherSize, max_grid: int) -> GatherChoice:
-    """A push whose tiles are shared by two blocks each: with two ranks all blocks begin with own rows, and have as much
-    of the peer's left. For `SHARED_GATHER_TILES`. Not offered by itself: never timed.
-    """
-    config = replace(config, split=2, stages=0)
-    schedule = GatherSchedule(grid=max_grid, order=COLUMNS if size.columns else APART, image_rows=config.block_m)
-    positions, clusters = schedule.positions(config, size), most_clusters(config, max_grid)
-    waves = ceil(positions / clusters)
-    part_us = _tile_us(config, size) / 2 + _SHARED_US
-    moving_us = size.shard_bytes * (size.world - 1) / _PUSH_BYTES_PER_US
-    busy_us = waves * part_us
-    us = max(busy_us + _BESIDE_MOVING * min(busy_us, moving_us), moving_us + _ARRIVAL_US + _ARRIVAL_TILES * part_us)
-    wave = clusters if moving_us > us / 2 else ceil(positions / waves)
-    schedule = replace(schedule, grid=2 * wave, band=_band(config, size, wave))
+def _paced_choice(config: KernelConfig, size: GatherSize, max_grid: int) -> GatherChoice:
+    """Images have a time each; what is shared by two blocks is half as long."""
+    schedule = GatherSchedule(
+        grid=resident_grid(config, max_grid), order=COLUMNS if size.columns else APART, image_rows=config.block_m,
+        pace_ns=_PACE_NS * config.block_m // 128, fenced=_FENCED,
+    )  # fmt: skip
+    moving_us = schedule.images(size) * (size.world - 1) * schedule.pace_ns / 1e3
+    at_once = schedule.grid // config.split
+    waves = ceil(schedule.positions(config, size) / at_once)
+    tile_us = _tile_us(config, size) / config.split + (_SHARED_US if config.split > 1 else 0.0)
+    busy_us = waves * tile_us + (_PACED_FIRST_US if waves == 1 else 0.0)
+    busy_us += _BESIDE_PACED * min(busy_us, moving_us)
+    us = max(busy_us, moving_us + _PACED_ARRIVAL_US + _ARRIVAL_TILES * tile_us)
+    schedule = replace(schedule, band=_band(config, size, at_once))
     return GatherChoice(variant="push", config=config, schedule=schedule, us=us)
+
+
+def shared_choice(config: KernelConfig, size: GatherSize, max_grid: int) -> GatherChoice:
+    """A push whose tiles are shared by two blocks each. For `SHARED_GATHER_TILES`."""
+    return push_choice(replace(config, split=2, stages=0), size, max_grid, returned=False)
+
+
+def can_share(size: GatherSize, returned: bool) -> bool:
+    """Do two blocks have k-blocks to share, and nothing to return, with which it was never timed?"""
+    return not returned and size.k >= 2 * BLOCK_K
+
+
+def resident_grid(config: KernelConfig, max_grid: int) -> int:
+    """Blocks that are resident at once, whichever SMs the others have."""
+    if config.split == 1 or config.streams:
+        return max_grid
+    paired = max_grid if max_grid >= _PAIRED_BLOCKS else max(2, max_grid - _GPCS)
+    return paired // config.split * config.split
 
 
 def pull_choice(config: KernelConfig, size: GatherSize, max_grid: int) -> GatherChoice:
@@ -197,9 +223,9 @@ def engine_choice(config: KernelConfig, size: GatherSize, max_grid: int) -> Gath
         tile_us=_tile_us(config, size), sent_us=size.shard_bytes * (size.world - 1) / _ENGINE_BYTES_PER_US,
         start_us=_ENGINE_START_US, chunk_us=_ENGINE_CHUNK_US * (size.world - 1),
     )  # fmt: skip
-    us, chunks = min((work.us(chunks), chunks) for chunks in range(1, most + 1))
+    us, chunks, slices = work.best(most)
     group_rows = ceil(ceil(size.shard_rows / chunks) / _GROUP_ROWS) * _GROUP_ROWS
-    schedule = replace(schedule, grid=grid, group_rows=group_rows)
+    schedule = replace(schedule, grid=grid, group_rows=group_rows, slices=slices if size.k > BLOCK_K else 1)
     return GatherChoice(variant="copy_engine", config=config, schedule=schedule, us=us + _GATE_US)
 
 
@@ -232,6 +258,8 @@ def choices(base: KernelConfig, size: GatherSize, max_grid: int, returned: bool)
     for tile in reversed(GATHER_TILES):
         config = base.with_tile(*tile)
         yield push_choice(config, size, max_grid, returned)
+        if tile in SHARED_GATHER_TILES and can_share(size, returned):
+            yield shared_choice(config, size, max_grid)
         yield engine_choice(config, size, max_grid)
         if not returned:
             yield pull_choice(config, size, max_grid)

@@ -273,6 +273,7 @@ class KernelConfig:
 def all_configs() -> list[KernelConfig]:
     """Every configuration that the runtime may ask for, smallest tiles first."""
     forms: list[dict[str, Any]] = [_form("all_gather_gemm", tile) for tile in GATHER_TILES]
+    forms += [_form("all_gather_gemm", tile, split=2) for tile in SHARED_GATHER_TILES]
     ways: tuple[dict[str, bool], ...] = ({}, {"hands_over": True}, {"ping_pong": True})
     for way, offered in zip(ways, (STREAM_FORMS, HANDS_OVER, PING_PONG), strict=True):
         names = ("gemm_reduce_scatter", "gemm_all_reduce", *(() if way else ("all_gather_gemm",)))

@@ -20,6 +20,7 @@ from mkcompile.runtime.gather_form import GatherForm
 from mkcompile.runtime.gather_schedule import (
     GatherChoice,
     Variant,
+    can_share,
     can_stream_gather,
     engine_choice,
     fastest_gather,
@@ -27,9 +28,10 @@ from mkcompile.runtime.gather_schedule import (
     pull_choice,
     push_choice,
     read_choice,
+    shared_choice,
     stream_choice,
 )
-from mkcompile.runtime.kernel_config import GATHER_TILES, TILES, KernelConfig
+from mkcompile.runtime.kernel_config import GATHER_TILES, SHARED_GATHER_TILES, TILES, KernelConfig
 from mkcompile.runtime.network_gather import network_choice
 from mkcompile.runtime.published import Basis, Published
 from mkcompile.runtime.stream_schedule import StreamForm, Way, can_stream, stream_tactic
@@ -167,6 +169,8 @@ def gather_from_plan(form: GatherForm, plan: Plan, max_grid: int) -> GatherChoic
     if plan.variant == "pull":
         return None if form.returned else pull_choice(config, form.size, max_grid)
     if plan.variant == "push":
+        if plan.split > 1 and can_share(form.size, form.returned) and tile in SHARED_GATHER_TILES:
+            return shared_choice(config, form.size, max_grid)
         return push_choice(config, form.size, max_grid, form.returned)
     if plan.variant == "remote_read":
         return None if form.returned else read_choice(config, form.size, max_grid)
