@@ -76,10 +76,14 @@ def text_of(choice: GatherChoice) -> str:
     schedule, config = choice.schedule, choice.config
     if choice.variant == "library":
         return f"library {schedule.group_rows} rows"
+    tile = f"{config.block_m}x{config.block_n}"
     if choice.variant == "stream":
-        return f"stream {config.block_m}x{config.block_n}/{config.split} grid{schedule.grid}"
-    moved = f"{schedule.group_rows} rows" if schedule.by_engine else f"band{schedule.band}"
-    return f"{choice.variant} {config.block_m}x{config.block_n} grid{schedule.grid} {moved}"
+        return f"stream {tile}/{config.split} grid{schedule.grid}"
+    tile += f"/{config.split}" if config.split > 1 else ""
+    slices = f" s{schedule.slices}" if schedule.slices > 1 else ""
+    pace = f" pace{schedule.pace_ns} f{schedule.fenced}" if schedule.pace_ns else ""
+    moved = f"{schedule.group_rows} rows{slices}" if schedule.by_engine else f"band{schedule.band}{pace}"
+    return f"{choice.variant} {tile} grid{schedule.grid} {moved}"
 
 
 def others(

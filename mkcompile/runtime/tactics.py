@@ -19,7 +19,6 @@ from mkcompile.runtime.form import Form
 from mkcompile.runtime.gather_form import GatherForm
 from mkcompile.runtime.gather_schedule import (
     GatherChoice,
-    Variant,
     can_share,
     can_stream_gather,
     engine_choice,
@@ -143,12 +142,16 @@ def from_plan(form: Form, plan: Plan, max_grid: int) -> Tactic | None:
     return form.config.with_tile(*tile), schedule
 
 
-def _tile_for_widths(form: GatherForm, variant: Variant) -> tuple[int, int] | None:
-    """For weights of different widths, of which a plan knows the sum only; None: the plan's. The same on every rank."""
-    if len(set(form.size.n)) == 1:
-        return None
-    best = fastest_gather(form.config, form.size, _USUAL_GRID, form.returned, variant)
-    return None if best is None else (best.config.block_m, best.config.block_n)
+def _shape_of(form: GatherForm, plan: Plan) -> tuple[tuple[int, int], int]:
+    """Tile, and blocks that share one. Of weights of different widths a plan knows the sum only: what is best for these,
+    the same on every rank.
+    """
+    best = None
+    if len(set(form.size.n)) > 1:
+        best = fastest_gather(form.config, form.size, _USUAL_GRID, form.returned, plan.variant)  # type: ignore[arg-type]
+    if best is None:
+        return (plan.tile.rows, plan.tile.columns), plan.split
+    return (best.config.block_m, best.config.block_n), best.config.split
 
 
 def gather_from_plan(form: GatherForm, plan: Plan, max_grid: int) -> GatherChoice | None:
@@ -165,11 +168,12 @@ def gather_from_plan(form: GatherForm, plan: Plan, max_grid: int) -> GatherChoic
         return stream_choice(form.config, form.size, max_grid, streamed) if possible else None
     if plan.variant not in ("push", "pull", "remote_read", "copy_engine") or tile not in GATHER_TILES:
         return None
-    config = form.config.with_tile(*(_tile_for_widths(form, plan.variant) or tile))  # type: ignore[arg-type]
+    tile, split = _shape_of(form, plan)
+    config = form.config.with_tile(*tile)
     if plan.variant == "pull":
         return None if form.returned else pull_choice(config, form.size, max_grid)
     if plan.variant == "push":
-        if plan.split > 1 and can_share(form.size, form.returned) and tile in SHARED_GATHER_TILES:
+        if split > 1 and can_share(form.size, form.returned) and tile in SHARED_GATHER_TILES:
             return shared_choice(config, form.size, max_grid)
         return push_choice(config, form.size, max_grid, form.returned)
     if plan.variant == "remote_read":
