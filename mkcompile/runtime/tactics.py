@@ -143,8 +143,8 @@ def from_plan(form: Form, plan: Plan, max_grid: int) -> Tactic | None:
 
 
 def _shape_of(form: GatherForm, plan: Plan) -> tuple[tuple[int, int], int]:
-    """Tile, and blocks that share one. Of weights of different widths a plan knows the sum only: what is best for these,
-    the same on every rank.
+    """Tile, and blocks that share one. Of weights of different widths a plan knows the sum only: then what is best for
+    these, the same on every rank.
     """
     best = None
     if len(set(form.size.n)) > 1:

@@ -234,27 +234,6 @@ def test_transfers_cover_every_shard_once_and_in_order(columns: bool) -> None:
     assert len({one.target for one in flags}) == 12 and {one.num_bytes for one in flags} == {4}
 
 
-@pytest.mark.parametrize(("k", "slices"), [(1024, 4), (576, 4), (520, 3)])
-def test_slices_of_k_cover_every_shard_once_and_each_has_a_flag(k: int, slices: int) -> None:
-    size = GatherSize(segment_rows=300, k=k, n=(8,), world=3)
-    choice = GatherSchedule(grid=8, group_rows=256, mover=ENGINE_COPIES, slices=slices)
-    layout = WorkspaceLayout(world=3, total_bytes=64 << 20, max_tiles=64)
-    places = EnginePlaces(
-        rank=1, layout=layout, workspaces=(1 << 40, 2 << 40, 3 << 40), areas=(10 << 40, 20 << 40, 30 << 40)
-    )
-    copies = transfers(5 << 40, size, choice, places)
-    data, flags = copies[::2], copies[1::2]
-    assert len(data) == len({one.target for one in flags}) == 2 * choice.flags(size)
-    for peer, slot in ((0, 0), (2, 1)):
-        begin = ((peer + 1) * 10 << 40) + slot * size.shard_bytes
-        mine = [one for one in data if one.target >> 40 == (peer + 1) * 10]
-        assert all(one.target - begin == one.source - (5 << 40) and one.pitch == 2 * k for one in mine)
-        pieces = [(one.target - begin + row * one.pitch, one.num_bytes) for one in mine for row in range(one.rows)]
-        assert sum(num_bytes for _, num_bytes in pieces) == size.shard_bytes
-        ends = [0, *sorted(start + num_bytes for start, num_bytes in pieces)]
-        assert [start for start, _ in sorted(pieces)] == ends[:-1]
-
-
 def test_slices_that_would_be_empty_are_refused(fake_driver: FakeDriver) -> None:
     kernel = LoadedKernel(config=CONFIG, device_idx=0, function=ctypes.c_void_p(1))
     schedule = GatherSchedule(grid=4, mover=ENGINE_COPIES, slices=2)
