@@ -25,7 +25,7 @@ from .shapes import SHAPES, Shape
 from .workspaces import Arena, symmetric_matrix
 
 _HOPS = {"gemm": 0, "gemm_reduce_scatter": 1, "gemm_all_reduce": 2, "all_gather_gemm": 1}
-_ROUNDS = {"burst": 9, "sustained": 15}
+_ROUNDS = {"burst": 8, "sustained": 5}
 _LINK_BYTES = 256 << 20
 _OUT = Path("benchmarks/results/2xh200/ops.jsonl")
 
