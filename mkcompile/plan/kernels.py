@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mkcompile.plan.decide import Policy
+
 #: As `operator/variant`, for `Policy.available`. Results that stay in their graph are stored `direct`.
 AVAILABLE = frozenset(
     {
@@ -10,3 +12,6 @@ AVAILABLE = frozenset(
         "all_gather_gemm/remote_read", "all_gather_gemm/pull", "all_gather_gemm/stream",
     }
 )  # fmt: skip
+
+#: What is planned where nobody says otherwise.
+EXISTING = Policy(available=AVAILABLE)
