@@ -13,5 +13,14 @@ AVAILABLE = frozenset(
     }
 )  # fmt: skip
 
+#: All-gathers whose transfers, which are launched first, wait for a kernel that is launched after them.
+_FED_BY_COPY_ENGINE = frozenset({"all_gather_gemm/copy_engine", "all_gather_gemm/library"})
+
+
+def launchable(launches_block: bool) -> frozenset[str]:
+    """The kernels that can run; where a launch waits for the end of the one before, none that the copy engine feeds."""
+    return AVAILABLE - _FED_BY_COPY_ENGINE if launches_block else AVAILABLE
+
+
 #: What is planned where nobody says otherwise.
 EXISTING = Policy(available=AVAILABLE)
