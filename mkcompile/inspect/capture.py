@@ -104,7 +104,8 @@ class _WatchedPass(FusionPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         self._before = snapshot.take(graph)
-        if any(node.role == "collective" for node in self._before.nodes):
+        may_change = self._options.fuse != "never"
+        if may_change and any(node.role == "collective" for node in self._before.nodes):
             normalise.run(graph)
         self._normalised = snapshot.take(graph)
         super().__call__(graph)

@@ -76,11 +76,13 @@ def fuse(
 ) -> list[Site]:
     """Rewrite the graph in place; what became of each collective, in graph order. Calls carry the policy.
 
+    Under `never` the graph stays as Inductor made it: normalising merges collectives, too.
     `uneven`: sizes that stand for a dimension of which a group's ranks have different sizes; what has one stays.
     """
     if next(collectives(graph), None) is None:
         return []
-    normalise.run(graph)
+    if policy != "never":
+        normalise.run(graph)
     nodes = list(collectives(graph))
     findings = _find(nodes)
     fused = _choose_and_rewrite(graph, findings, judge, policy, uneven)
