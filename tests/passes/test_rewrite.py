@@ -24,6 +24,7 @@ from tests.captured import Captured, assert_same_values, capture, fake_group
 
 WORLD_SIZE = 4
 GROUP = "0"
+aten = torch.ops.aten
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -128,6 +129,28 @@ def test_a_site_whose_input_needs_its_own_output_is_refused() -> None:
     looped = replace(match, call=replace(match.call, x=[relu]))  # type: ignore[type-var, call-arg]
     assert Rewriter(graph).apply(looped, "") is Reason.DEPENDENCY_CYCLE
     assert str(graph) == text
+
+
+def draws(graph: fx.Graph) -> list[torch.Size]:
+    """The shapes of what is drawn, in order."""
+    return [node.meta["val"].shape for node in graph.find_nodes(op="call_function", target=aten.bernoulli.p)]
+
+
+@pytest.mark.parametrize("is_drawn_for_the_site", [False, True])
+def test_random_numbers_are_drawn_in_the_order_in_which_they_were(is_drawn_for_the_site: bool) -> None:
+    """A product of the gathered tensor is dropped from, then something else; the site waits for a later weight."""
+
+    def function(x: Tensor, w: Tensor, later: Tensor) -> list[Tensor]:
+        gathered = funcol.all_gather_tensor(x, 0, GROUP)
+        first = aten.bernoulli.p(gathered @ w, 0.5)
+        second = aten.bernoulli.p(later, 0.5)
+        other_w = second if is_drawn_for_the_site else torch.relu(later)
+        return [first, gathered @ other_w, second]
+
+    with inductor_config.patch(fallback_random=True):
+        graph = only(function, torch.randn(4, 8), torch.randn(8, 6), torch.randn(8, 16))
+    assert draws(graph.before.graph) == draws(graph.after.graph) == [(16, 6), (8, 16)]
+    assert graph.calls == ({} if is_drawn_for_the_site else {"all_gather_gemm": 1})
 
 
 def test_new_nodes_keep_values_and_where_they_come_from() -> None:
