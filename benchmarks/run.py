@@ -19,12 +19,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from .check import is_right
-from .contenders import Operands, contenders
+from .contenders import Operands, contenders, sent_bytes
 from .measure import REGIMES, Timing, measure, timed_ms
 from .shapes import SHAPES, Shape
 from .workspaces import Arena, symmetric_matrix
 
-_HOPS = {"gemm": 0, "gemm_reduce_scatter": 1, "gemm_all_reduce": 2, "all_gather_gemm": 1}
 _ROUNDS = {"burst": 8, "sustained": 5}
 _LINK_BYTES = 256 << 20
 _OUT = Path("benchmarks/results/2xh200/ops.jsonl")
@@ -76,12 +75,6 @@ def random_operands(op: str, shape: Shape, seed: int) -> Operands:
     x = shard.new_empty(shape.m, shape.k)
     dist.all_gather_into_tensor(x, shard)
     return Operands(x=x, w=matrix(shape.n, shape.k))
-
-
-def sent_bytes(op: str, shape: Shape, world: int) -> float:
-    """What each rank has to send."""
-    crossing = shape.m * (shape.k if op == "all_gather_gemm" else shape.n) * 2
-    return _HOPS[op] * crossing * (world - 1) / world
 
 
 def rows_of(
