@@ -172,6 +172,18 @@ def test_recorder_marks_launches_by_what_they_are() -> None:
     assert len(recorder.read(rank=1).tasks) == 0
 
 
+@pytest.mark.parametrize("records", [8, 64])
+def test_a_recorder_reads_what_was_written_and_no_more(records: int) -> None:
+    """As the whole memory would be read: rings that are full, and rings that are mostly empty."""
+    made = ring_bytes(rank_trace(0, 0, epochs=3).tasks, NUM_BLOCKS, records)
+    recorder = Recorder(device=torch.device("cpu"), num_blocks=NUM_BLOCKS, records=records)
+    recorder._memory.copy_(torch.from_numpy(made))
+    whole, overwritten = parse(made, NUM_BLOCKS, records)
+    found = recorder.read(rank=0)
+    assert np.array_equal(found.tasks, whole) and found.overwritten == overwritten
+    assert (overwritten > 0) == (records == 8)
+
+
 def test_launcher_traces_only_where_it_is_told_to(fake_driver: FakeDriver, platform: FakePlatform) -> None:
     from .fakes import lone_group
     from .test_launcher import all_reduce
