@@ -156,6 +156,9 @@ def _unfit(match: Match, uneven: UnevenSizes, verdict: float | Reason) -> Reason
         return Reason.UNEVEN_SHARDS
     if isinstance(verdict, Reason):
         return None
+    # Inductor's FX wrapper knows no line for the check behind an operator that it has no kernel for (torch 2.13)
+    if inductor_config.fx_wrapper and inductor_config.alignment_asserts:
+        return Reason.FX_WRAPPER
     # Inductor's C++ wrapper crashes at lists, also where it has taken them (torch 2.13)
     returns_list = isinstance(overload(type(match.call))._schema.returns[0].type, torch.ListType)
     return Reason.CPP_WRAPPER if inductor_config.cpp_wrapper and returns_list else None

@@ -233,6 +233,13 @@ def test_a_bias_of_another_dtype_stays_behind_the_operator(function: Callable[..
     assert_same_values(graph, WORLD_SIZE, tolerance=2e-2)
 
 
+@pytest.mark.parametrize(("asserts", "fused"), [(True, None), (False, "gemm_all_reduce")])
+def test_no_operator_is_put_where_the_fx_wrapper_fails_at_its_check(asserts: bool, fused: str | None) -> None:
+    with inductor_config.patch(fx_wrapper=True, alignment_asserts=asserts):
+        (site,) = only(chain, torch.randn(8, 16), torch.randn(16, 24)).sites
+    assert (site.operator, site.reason) == (fused, None if fused else Reason.FX_WRAPPER)
+
+
 def test_what_returns_a_list_is_left_to_the_cpp_wrapper() -> None:
     def both(x: Tensor, w: Tensor) -> Tensor:
         return reduced((funcol.all_gather_tensor(x, 0, GROUP) @ w) @ w.t())
