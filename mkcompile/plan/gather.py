@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from math import ceil
 
 from mkcompile.plan import fused_cost as cost
@@ -13,7 +12,7 @@ from mkcompile.plan.fused_cost import Case
 from mkcompile.plan.gemm_cost import Gemm, cublas_us
 from mkcompile.plan.plan import Roles, Tile
 from mkcompile.plan.site import Candidate, Site, plan_of
-from mkcompile.plan.stream import SPLITS, STREAM_TILES, Stream
+from mkcompile.plan.stream import Stream, stream_forms
 
 GATHER_TILES = tuple(
     Tile(rows=rows, columns=columns)
@@ -119,9 +118,9 @@ class Gather:
         if not self.together or one.num_gemms > 1 or one.returns_gathered:
             return
         copied = site.machine.link_us(self.shard_bytes * (site.span.per_node - 1), constants.gather_copy_fraction)
-        for tile, split in product(STREAM_TILES, SPLITS):
+        for tile, split in gather_stream_forms():
             stream = Stream(site=site, tile=tile, split=split, resident=True)
-            if not stream.possible() or (tile.rows, tile.columns, split) in _UNTRIED:
+            if not stream.possible():
                 continue
             roles = Roles(compute=stream.blocks, reserve=site.topology.gpu.num_sms - stream.blocks)
             case = replace(site.case(site.gemm(), tile), roles=roles)
@@ -209,6 +208,11 @@ class Gather:
         us = max(us, _LIBRARY_HOST_US + _PRODUCT_HOST_US * len(rows) * one.num_gemms)
         plan = plan_of(site, case, "library", transport="copy_engine", chunk_bytes=ceil(self.shard_bytes / chunks))
         return Candidate(plan=plan, seconds=us * 1e-6)
+
+
+def gather_stream_forms() -> Iterator[tuple[Tile, int]]:
+    """All tiles for few gathered rows, each with the numbers of blocks that may share it."""
+    return ((tile, split) for tile, split in stream_forms() if (tile.rows, tile.columns, split) not in _UNTRIED)
 
 
 def gather_candidates(site: Site) -> Iterator[Candidate]:
