@@ -16,8 +16,8 @@ from mkcompile.runtime.gather_abi import APART, BLOCKS_PULL, BLOCKS_PUSH, COLUMN
 from mkcompile.runtime.identity import LaunchIdentity
 from mkcompile.runtime.kernel import LoadedKernel, PeerTable, Prepared, fill_workspaces, map_of_weight
 from mkcompile.runtime.kernel_config import BLOCK_K, KernelConfig
+from mkcompile.runtime.recorder import Recorder
 from mkcompile.runtime.tensor_map import Matrix
-from mkcompile.runtime.trace.record import Recorder
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
 ELEMENT_BYTES = 2

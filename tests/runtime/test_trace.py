@@ -14,11 +14,11 @@ import torch
 from mkcompile.errors import OptionError
 from mkcompile.runtime import abi, trace
 from mkcompile.runtime.launcher import Launcher
+from mkcompile.runtime.recorder import RankTrace, Recorder, parse
 from mkcompile.runtime.trace.clocks import align
 from mkcompile.runtime.trace.exposed import covered_ns, summary
 from mkcompile.runtime.trace.file import Timeline, read, write
 from mkcompile.runtime.trace.instances import LANE, ROLE, instances
-from mkcompile.runtime.trace.record import RankTrace, Recorder, parse
 
 from .fakes import FakeDriver, FakePlatform
 from .synthetic_trace import EPILOGUE_NS, NUM_BLOCKS, TILE_NS, TILES, rank_trace, ring_bytes
