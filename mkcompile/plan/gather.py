@@ -110,12 +110,12 @@ class Gather:
         return Candidate(plan=plan, seconds=us * 1e-6)
 
     def streams(self) -> Iterator[Candidate]:
-        """Few rows are copied to all ranks, then the weight is streamed. One product, and no rows are returned.
+        """Few rows are copied to all ranks, then the weights are streamed. No rows are returned.
 
         A block waits for what all blocks of a peer copy, so all are to be resident: as the runtime's `stream_choice`.
         """
         site, constants, one = self.site, self.site.machine.constants, self.site.problem
-        if not self.together or one.num_gemms > 1 or one.returns_gathered:
+        if not self.together or one.returns_gathered:
             return
         copied = site.machine.link_us(self.shard_bytes * (site.span.per_node - 1), constants.gather_copy_fraction)
         for tile, split in gather_stream_forms():
