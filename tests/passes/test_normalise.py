@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,18 +16,13 @@ from mkcompile.passes.fuse import anywhere, fuse
 from mkcompile.passes.graph import WAIT
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.site import Site
-from tests.captured import Captured, assert_same_values, count, fake_group
+from tests.captured import Captured, assert_same_values, count
 
 WORLD_SIZE = 2
 GROUP = "0"
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE):
-        yield
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def reduced(x: Tensor, op: str = "sum", group: str = GROUP) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -20,17 +20,12 @@ from mkcompile.passes.graph import ALL_REDUCE
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.rewrite import Rewriter
 from mkcompile.passes.site import Match
-from tests.captured import Captured, assert_same_values, capture, fake_group
+from tests.captured import Captured, assert_same_values, capture
 
 WORLD_SIZE = 4
 GROUP = "0"
 aten = torch.ops.aten
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE):
-        yield
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def reduced(x: Tensor) -> Tensor:
