@@ -25,6 +25,7 @@ from .shapes import Shape
 from .workspaces import Arena, symmetric_matrix
 
 _SM_RESERVE = 4
+_HOPS = {"gemm": 0, "gemm_reduce_scatter": 1, "gemm_all_reduce": 2, "all_gather_gemm": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,27 @@ def cublas(operands: Operands) -> Contender:
     """The GEMM alone."""
     out = operands.x.new_empty(operands.x.shape[0], operands.w.shape[0])
     return Contender(name="cublas", call=lambda: torch.mm(operands.x, operands.w.t(), out=out))
+
+
+def beside_copies(operands: Operands, arena: Arena, num_bytes: float) -> Contender:
+    """The GEMM alone while copy engines send this rank's bytes: nobody waits for anybody.
+
+    No contender but a bound: what the chip's power leaves of max(GEMM, link).
+    """
+    out, copies = operands.x.new_empty(operands.x.shape[0], operands.w.shape[0]), arena.copies(num_bytes)
+    beside = torch.cuda.Stream()
+
+    def call() -> torch.Tensor:
+        main = torch.cuda.current_stream()
+        beside.wait_stream(main)
+        with torch.cuda.stream(beside):
+            for target, source in copies:
+                target.copy_(source)
+        torch.mm(operands.x, operands.w.t(), out=out)
+        main.wait_stream(beside)
+        return out
+
+    return Contender(name="cublas_beside_copies", call=call)
 
 
 def _tactic(base: KernelConfig, size: LaunchSize) -> Tactic:
@@ -146,6 +168,12 @@ def all_gather_contenders(operands: Operands, arena: Arena) -> Iterator[Contende
         yield Contender(name=name, call=call, variant=text)
 
 
+def sent_bytes(op: str, shape: Shape, world: int) -> float:
+    """What each rank has to send."""
+    crossing = shape.m * (shape.k if op == "all_gather_gemm" else shape.n) * 2
+    return _HOPS[op] * crossing * (world - 1) / world
+
+
 def contenders(op: str, shape: Shape, operands: Operands, arena: Arena | None) -> list[Contender]:
     """Everyone who takes part in an operator's comparison; cuBLAS's GEMM first, for the ceiling."""
     base = cublas(operands)
@@ -156,4 +184,4 @@ def contenders(op: str, shape: Shape, operands: Operands, arena: Arena | None) -
         "gemm_reduce_scatter": reduce_scatter_contenders, "gemm_all_reduce": all_reduce_contenders,
         "all_gather_gemm": all_gather_contenders,
     }[op]  # fmt: skip
-    return [base, *of_op(operands, arena)]
+    return [base, beside_copies(operands, arena, sent_bytes(op, shape, arena.world)), *of_op(operands, arena)]

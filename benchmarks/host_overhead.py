@@ -2,8 +2,10 @@
 
 Starts one process a GPU. One JSON line a rank and table, microseconds a call: the operators by every way that leads to
 a launch, the parts of the shortest, bare launches of an empty kernel with arguments of several sizes, and a compiled
-chain of layers with and without calls below torch's dispatcher. The least of several batches, each short enough for the
-launch queue. With `--shared` all processes have the first GPU, which lets them run by turns, at the host's same cost.
+chain of layers with and without calls below torch's dispatcher. Gathers as planned and by other variants. `nothing` is
+an operator of the same schema that returns at once: what torch's dispatcher costs a call by hand. The least of several
+batches, each short enough for the launch queue. With `--shared` all processes have the first GPU, which lets them run
+by turns, at the host's same cost.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +37,19 @@ from benchmarks.by_turns import SharedPlatform
 from mkcompile import codegen
 from mkcompile.backend import mkernel
 from mkcompile.ops.groups import find
-from mkcompile.ops.registry import Site, call_types, overload, set_launcher
+from mkcompile.ops.registry import Call, Site, call_types, overload, set_launcher
 from mkcompile.runtime import driver, nvrtc
 from mkcompile.runtime.agree import Agreement
 from mkcompile.runtime.dispatch import Dispatch
+from mkcompile.runtime.form import Form
+from mkcompile.runtime.gather_form import GatherForm
+from mkcompile.runtime.gather_operation import GatherOperation
+from mkcompile.runtime.gather_schedule import GatherChoice, Variant, fastest_gather
+from mkcompile.runtime.host import contiguous_strides
 from mkcompile.runtime.kernel import OPTIONS
 from mkcompile.runtime.launcher import Launcher
 from mkcompile.runtime.operation import Operation
+from mkcompile.runtime.tactics import Tactic, Tactics
 
 _BATCHES, _CALLS = 20, 100
 # Where ranks share a GPU a launch takes some of the driver's turns.
@@ -48,6 +59,10 @@ _ROWS = 64
 _LAYERS = 8
 _PARAMETER_BYTES = (64, 512, 1024, 2048, 4000)
 _KEY = "key"
+_CALLED: tuple[tuple[str, Variant | None], ...] = (
+    ("gemm_all_reduce", None), ("gemm_reduce_scatter", None), ("all_gather_gemm", None), ("all_gather_gemm", "push"),
+    ("all_gather_gemm", "copy_engine"), ("all_gather_gemm", "library"),
+)  # fmt: skip
 
 
 def best_us(run: Callable[[], object], calls: int = _CALLS) -> float:
@@ -65,45 +80,96 @@ def best_us(run: Callable[[], object], calls: int = _CALLS) -> float:
     return round(best * 1e6, 2)
 
 
+@dataclass(slots=True)
+class GathersBy:
+    """The planner, but gathers go by one variant."""
+
+    planned: Tactics
+    variant: Variant
+
+    def __call__(self, call: Call, form: Form, max_grid: int) -> Tactic | None:
+        return self.planned(call, form, max_grid)
+
+    def gather(self, call: Call, form: GatherForm, max_grid: int) -> GatherChoice | None:
+        return fastest_gather(form.config, form.size, max_grid, form.returned, self.variant)
+
+
+@contextmanager
+def gathers_by(launcher: Launcher, variant: Variant | None) -> Iterator[None]:
+    """Within it new gathers go by the variant; None: as planned."""
+    planned = launcher._tactics
+    launcher._operations.clear()
+    launcher._tactics = planned if variant is None else GathersBy(planned, variant)
+    try:
+        yield
+    finally:
+        launcher._operations.clear()
+        launcher._tactics = planned
+
+
 def arguments_of(operator: str) -> tuple[Any, ...]:
     """A call of a product so small that the device never makes the host wait."""
     x = torch.ones(_ROWS, _ROWS, device="cuda", dtype=torch.bfloat16)
+    if operator == "all_gather_gemm":
+        return (x, [x.t()], [None], [0], 0, False, dist.get_world_size(), "0", _KEY)
     options = ("sum", dist.get_world_size(), "0", _KEY)
     if operator == "gemm_all_reduce":
         return ([x], [x.t()], None, *options)
     return ([x], [x.t()], None, [_ROWS, _ROWS], 0, *options)
 
 
-def ways(operator: str, launcher: Launcher) -> dict[str, float]:
+@contextmanager
+def nothing_like(operator: str, result: object) -> Iterator[Callable[..., object]]:
+    """An operator of the same schema that returns a result at once."""
+    library = torch.library.Library("mkcompile_nothing", "FRAGMENT")
+    library.define(operator + call_types()[operator].SCHEMA)  # type: ignore[no-untyped-call]
+    library.impl(operator, lambda *_: result, "CUDA")  # type: ignore[no-untyped-call]
+    yield getattr(torch.ops.mkcompile_nothing, operator).default
+    library._destroy()  # type: ignore[no-untyped-call]
+
+
+def ways(operator: str, launcher: Launcher, variant: Variant | None = None) -> dict[str, float]:
     """Every way to a launch."""
     call_type, arguments = call_types()[operator], arguments_of(operator)
     dispatched, site, short = overload(call_type), Site(operator, fixed=True), launcher.shortcut(call_type)
     assert short is not None
-    for _ in range(2):
-        site(*arguments)
-    return {
-        "dispatcher": best_us(lambda: dispatched(*arguments)),
-        "shortcut": best_us(lambda: short(*arguments)),
-        "site": best_us(lambda: site(*arguments)),
-        "site_batches_of_10": best_us(lambda: site(*arguments), calls=10),
-    }
+    with gathers_by(launcher, variant), nothing_like(operator, dispatched(*arguments)) as nothing:
+        for _ in range(2):
+            site(*arguments)
+        return {
+            "dispatcher": best_us(lambda: dispatched(*arguments)),
+            "nothing": best_us(lambda: nothing(*arguments)),
+            "shortcut": best_us(lambda: short(*arguments)),
+            "site": best_us(lambda: site(*arguments)),
+            "site_batches_of_10": best_us(lambda: site(*arguments), calls=10),
+        }
 
 
-def parts(operator: str, launcher: Launcher) -> dict[str, float]:
+def parts(operator: str, launcher: Launcher, variant: Variant | None = None) -> dict[str, float]:
     """What the shortest way asks of torch and the driver."""
     arguments = arguments_of(operator)
-    out = overload(call_types()[operator])(*arguments)  # kept, for the launch that is repeated
-    known = [one for one in launcher._operations.values() if isinstance(one, Operation)]
-    operation = [one for one in known if one.kernel.config.operator == operator][-1]
-    launch = next(one for addresses, one in operation.launches.items() if out.data_ptr() in addresses)
+    with gathers_by(launcher, variant):
+        result = overload(call_types()[operator])(*arguments)  # kept, for the launch that is repeated
+        (operation,) = launcher._operations.values()
+    assert isinstance(operation, (Operation, GatherOperation))
     chain, host = operation.device.chain, operation.device.host
     stream = host.current_stream()
+    out = result if isinstance(result, Tensor) else result[0]
+    launch: Any = next(one for addresses, one in operation.launches.items() if out.data_ptr() in addresses)
+    if isinstance(operation, Operation):
+        allocate: Callable[[], object] = operation.allocate
+        launched: Callable[[], object] | None = partial(launch.run, stream)
+    else:
+        strides = contiguous_strides(operation.form.out_shapes[0])
+        allocate = partial(host.empty, operation.form.out_shapes[0], strides, out.dtype)
+        # the library's products are calls of torch, which need their tensors
+        launched = partial(launch.run, None, stream, False) if operation.kernel is not None else None
     return {
         "run": best_us(lambda: operation.run(*arguments[:3])),
-        "launch": best_us(lambda: launch.run(stream)),
+        **({} if launched is None else {"launch": best_us(launched)}),
         "event": best_us(lambda: chain.leave(stream, 0)),
         "capture": best_us(lambda: chain.enter(stream)),
-        "allocation": best_us(operation.allocate),
+        "allocation": best_us(allocate),
         "group": best_us(lambda: operation.process_group() is find("0")),
         "report": best_us(operation.group.workspace.board.check),
         "stream": best_us(host.current_stream),
@@ -180,9 +246,10 @@ def worker(rank: int, options: argparse.Namespace, folder: str) -> None:
     launcher = Launcher(SharedPlatform() if options.shared else None)
     set_launcher(Dispatch(Agreement(), launcher))
     tables: dict[str, Callable[[], dict[str, float]]] = {"bare_launches": bare_launches}
-    for operator in ("gemm_all_reduce", "gemm_reduce_scatter"):
-        tables[f"{operator}/ways"] = lambda operator=operator: ways(operator, launcher)  # type: ignore[misc]
-        tables[f"{operator}/parts"] = lambda operator=operator: parts(operator, launcher)  # type: ignore[misc]
+    for operator, variant in _CALLED:
+        name = f"{operator} {variant}" if variant else operator
+        tables[f"{name}/ways"] = partial(ways, operator, launcher, variant)
+        tables[f"{name}/parts"] = partial(parts, operator, launcher, variant)
     tables["compiled_layer"] = compiled_layer
     common = {
         "commit": options.commit, "torch": torch.__version__, "device": torch.cuda.get_device_name(),

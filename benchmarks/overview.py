@@ -40,7 +40,7 @@ def ours_ms(rows: Rows, name: str) -> float:
 
 def best_other_ms(rows: Rows) -> float:
     """The fastest that is not ours and does the same work; the GEMM alone does not."""
-    return min(row["ms"] for name, row in rows.items() if name != "cublas" and not name.startswith("mkcompile"))
+    return min(row["ms"] for name, row in rows.items() if name not in style.ALONE and not name.startswith("mkcompile"))
 
 
 def panel(axes: Axes, found: dict[Key, Rows], op: str, name: str) -> None:

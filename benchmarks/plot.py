@@ -22,7 +22,8 @@ _CLIP = 3.0
 def draw(found: dict[Key, dict[str, dict[str, float]]], regime: str, op: str, path: Path) -> None:
     """Shapes across, a bar for each contender, its geometric mean in the legend."""
     keys = [key for key in found if key[:2] == (regime, op)]
-    names = [name for name in dict.fromkeys(n for key in keys for n in found[key]) if op == "gemm" or name != "cublas"]
+    hidden = () if op == "gemm" else style.ALONE
+    names = [name for name in dict.fromkeys(n for key in keys for n in found[key]) if name not in hidden]
     width = 0.8 / len(names)
     figure, axes = plt.subplots(figsize=(max(8.0, 0.95 * len(keys)), 4.2), layout="constrained")
     for i, name in enumerate(names):

@@ -19,13 +19,12 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from .check import is_right
-from .contenders import Operands, contenders
+from .contenders import Operands, contenders, sent_bytes
 from .measure import REGIMES, Timing, measure, timed_ms
 from .shapes import SHAPES, Shape
 from .workspaces import Arena, symmetric_matrix
 
-_HOPS = {"gemm": 0, "gemm_reduce_scatter": 1, "gemm_all_reduce": 2, "all_gather_gemm": 1}
-_ROUNDS = {"burst": 9, "sustained": 15}
+_ROUNDS = {"burst": 8, "sustained": 5}
 _LINK_BYTES = 256 << 20
 _OUT = Path("benchmarks/results/2xh200/ops.jsonl")
 
@@ -36,6 +35,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--op", choices=sorted(SHAPES), action="append", help="may be repeated; default: all")
     parser.add_argument("--shape", type=int, action="append", help="index into the operator's shapes; default: all")
     parser.add_argument("--regime", choices=REGIMES, action="append", help="default: both")
+    parser.add_argument("--contender", action="append", help="may be repeated; default: all. cuBLAS takes part always")
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--arena-mb", type=int, default=1280)
     parser.add_argument("--commit", default="unknown", help="written into every line")
@@ -78,22 +78,18 @@ def random_operands(op: str, shape: Shape, seed: int) -> Operands:
     return Operands(x=x, w=matrix(shape.n, shape.k))
 
 
-def sent_bytes(op: str, shape: Shape, world: int) -> float:
-    """What each rank has to send."""
-    crossing = shape.m * (shape.k if op == "all_gather_gemm" else shape.n) * 2
-    return _HOPS[op] * crossing * (world - 1) / world
-
-
 def rows_of(
-    op: str, shape: Shape, regimes: list[str], arena: Arena | None, link: float, seed: int
+    op: str, shape: Shape, options: argparse.Namespace, arena: Arena | None, link: float, seed: int
 ) -> Iterator[dict[str, object]]:
     """Check, then time; one row a contender and regime. Units: `link` bytes a millisecond.
 
     `arena`: None where there is one rank.
     """
+    wanted = {"cublas", *(options.contender or ())}
     host_group = dist.new_group(backend="gloo")
     operands = random_operands(op, shape, seed)
-    taking_part, right = contenders(op, shape, operands, arena), {}
+    everyone, right = contenders(op, shape, operands, arena), {}
+    taking_part = [one for one in everyone if one.name in wanted or not options.contender]
     for contender in taking_part:
         right[contender.name] = is_right(op, contender, operands)
         if arena is not None:
@@ -101,7 +97,7 @@ def rows_of(
     calls = {contender.name: contender.call for contender in taking_part if right[contender.name]}
     world = dist.get_world_size()
     link_ms = sent_bytes(op, shape, world) / link
-    for regime in regimes:
+    for regime in options.regime or REGIMES:
         expected_us = max(shape.flop / 700e6, link_ms * 1e3)
         timings = measure(calls, regime, expected_us, host_group, _ROUNDS[regime])
         if arena is not None:
@@ -132,7 +128,7 @@ def worker(rank: int, options: argparse.Namespace, folder: str) -> None:
     }  # fmt: skip
     for op in options.op or sorted(SHAPES):
         for index in options.shape or range(len(SHAPES[op])):
-            for row in rows_of(op, SHAPES[op][index], options.regime or list(REGIMES), arena, link, index):
+            for row in rows_of(op, SHAPES[op][index], options, arena, link, index):
                 if rank == 0:
                     with options.out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps({**row, **common}) + "\n")

@@ -8,12 +8,14 @@ TITLES = {
     "gemm_all_reduce": "GEMM + all-reduce",
     "all_gather_gemm": "all-gather + GEMM",
 }
+#: Products whose results need no other rank: ceilings, not contenders.
+ALONE = ("cublas", "cublas_beside_copies")
 LABELS = {
     "mkcompile": "mkcompile", "mkcompile_direct": "mkcompile, symmetric output",
     "mkcompile_staged": "mkcompile, ordinary output", "mkcompile_push": "by pushes", "mkcompile_pull": "by fetches",
     "mkcompile_copy_engine": "by the copy engine", "mkcompile_library": "by cuBLAS slices",
     "eager": "eager", "inductor": "Inductor", "async_tp": "async TP",
-    "cublas": "cuBLAS", "cublas_nccl": "cuBLAS + NCCL",
+    "cublas": "cuBLAS", "cublas_beside_copies": "cuBLAS beside copies", "cublas_nccl": "cuBLAS + NCCL",
     "cublas_two_shot": "cuBLAS + two-shot", "cublas_one_shot": "cuBLAS + one-shot",
 }  # fmt: skip
 OURS, GEMM, COLLECTIVE = "#2563eb", "#64748b", "#f59e0b"

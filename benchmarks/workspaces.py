@@ -10,6 +10,8 @@ from mkcompile.runtime.fault_word import FaultWord
 from mkcompile.runtime.kernel import PeerTable
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
+_LANDING_BYTES = 128 << 20
+
 
 class Arena:
     """One rank's workspace and the addresses of the others'.
@@ -27,8 +29,19 @@ class Arena:
         self._addresses = tuple(symm_mem.rendezvous(self._memory, self.group.group_name).buffer_ptrs)
         self._memory[: self.layout.region_offset] = 0
         self.fault = FaultWord.allocate(self.rank)
+        self._landing, _ = symmetric_matrix(1, _LANDING_BYTES // 2, torch.bfloat16)
+        self._loads = torch.ones_like(self._landing)
         torch.cuda.synchronize()
         dist.barrier()
+
+    def copies(self, num_bytes: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Pairs of target, in the next rank's memory, and source, for copy engines to move so many bytes."""
+        assert self.group is not None
+        peer = symm_mem.rendezvous(self._landing, self.group.group_name).get_buffer(
+            (self.rank + 1) % self.world, self._landing.shape, self._landing.dtype
+        )
+        whole, rest = divmod(int(num_bytes) // 2, self._landing.numel())
+        return [(peer[:, :size], self._loads[:, :size]) for size in [self._landing.numel()] * whole + [rest] if size]
 
     def peers(self, outs: tuple[int, ...] = ()) -> PeerTable:
         """The table for a launch; `outs` are every rank's results for a direct broadcast."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 
@@ -29,3 +30,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Nothing of it stays."""
     if _CACHE in config.stash:
         shutil.rmtree(config.stash[_CACHE], ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def group(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A fake group of the module's `WORLD_SIZE` ranks; its name is "0"."""
+    from tests.captured import fake_group  # torch reads the settings above when it is imported
+
+    with fake_group(request.module.WORLD_SIZE) as name:
+        assert name == "0"
+        yield

@@ -162,6 +162,28 @@ def test_a_breach_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(breaches_of_imports(path, "inspect")) == 0
 
 
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """A file imports its packages' heads, too, but those that it is in: they are what a user imports."""
+    names = {
+        path: short(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in package_files()
+    }
+    left = {name: imported(path, name, set(names.values())) for path, name in names.items()}
+    while free := {name for name, needs in left.items() if needs.isdisjoint(left)}:
+        left = {name: needs for name, needs in left.items() if name not in free}
+    assert sorted(left) == []
+
+
+def module_of(path: Path) -> str:
+    return short(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imported(path: Path, name: str, modules: set[str]) -> set[str]:
+    """The modules of the package that a file imports, with the packages that these are in."""
+    parts = [one.split(".") for one in imports(path)]
+    prefixes = {".".join(one[:length]) for one in parts for length in range(2, len(one) + 1)}
+    return {one for one in prefixes & modules if not f"{name}.".startswith(f"{one}.")}
+
+
 def test_c_sources_include_only_what_they_may() -> None:
     for path in sources():
         check_includes(path)

@@ -32,6 +32,8 @@ struct alignas(64) GatherArguments {
   u64 landing;                 ///< where the copy engine writes what comes to this rank; 0: in the workspace's regions
   u64 result;                  ///< the gathered tensor that is returned, or 0
   u64 bias[kMaxWeights];       ///< of each product, or 0
+  u64 out_address[kMaxWeights];  ///< of each result: kernels for few rows, which store from registers
+  u32 out_stride[kMaxWeights];   ///< of its rows, in elements
   u32 n[kMaxWeights];
   u32 weights;
   u32 order;

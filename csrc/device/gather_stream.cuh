@@ -1,6 +1,6 @@
 #pragma once
-// All-gather + GEMM of few rows: all rows lie in one matrix in every rank's workspace, and the weight is streamed by
-// clusters whose blocks share k.
+// All-gather + GEMMs of few rows: all rows lie in one matrix in every rank's workspace, and the weights, one after the
+// other, are streamed by clusters whose blocks share k.
 //
 // role     waits for                    signals          touches
 // entry    entered                      entered          nothing
@@ -19,12 +19,12 @@ namespace mk {
 
 /// As load_weight_block, into the L2 cache.
 template <class Tile>
-MK_DEVICE void prefetch_weight_block(const LaunchArguments& args, i32 k, i32 column) {
+MK_DEVICE void prefetch_weight_block(const LaunchArguments& args, u32 index, i32 k, i32 column) {
   if constexpr (Tile::kWeightIsKn) {
 #pragma unroll
-    for (int x = 0; x < Tile::kBlockN; x += Tile::kPanelN) tensor_prefetch(&args.weight[0], column + x, k);
+    for (int x = 0; x < Tile::kBlockN; x += Tile::kPanelN) tensor_prefetch(&args.weight[index], column + x, k);
   } else {
-    tensor_prefetch(&args.weight[0], k, column);
+    tensor_prefetch(&args.weight[index], k, column);
   }
 }
 
@@ -143,7 +143,8 @@ MK_DEVICE void few_rows_arrival_role(const LaunchArguments& args, const GatherAr
 /// Load role, one thread: this block's k-blocks of the weight, whatever becomes of the rows. What the ring has no room
 /// for goes into the cache while rows are waited for and the memory is idle.
 template <class Op>
-MK_DEVICE void few_rows_weight_role(const LaunchArguments& args, const SharedMemory<typename Op::Tile>& memory,
+MK_DEVICE void few_rows_weight_role(const LaunchArguments& args, const GatherArguments& gather,
+                                    const SharedMemory<typename Op::Tile>& memory,
                                     const StreamPlan<typename Op::Tile>& plan) {
   using Tile = typename Op::Tile;
   constexpr u32 kFetchedAhead = (128 << 10) / Tile::kBytesB;  // what the memory gives a block meanwhile
@@ -152,19 +153,19 @@ MK_DEVICE void few_rows_weight_role(const LaunchArguments& args, const SharedMem
   Trace trace(args, kLoadLane);
   for (u32 position = plan.first; position < plan.tiles; position += plan.step) {
     const u32 tile = plan.tile(position);
-    const i32 column = plan.column(tile);
+    const GatherTarget<Tile> to(gather, plan.column(tile));
     trace.begin();
     for (u32 i = 0; i < count; ++i) {
       if (position == plan.first && i == Tile::kStages) {
         const u32 end = count < Tile::kStages + kFetchedAhead ? count : Tile::kStages + kFetchedAhead;
 #pragma unroll 1
         for (u32 next = i; next < end; ++next) {
-          prefetch_weight_block<Tile>(args, (plan.first_k() + next) * kBlockK, column);
+          prefetch_weight_block<Tile>(args, to.weight, (plan.first_k() + next) * kBlockK, to.column());
         }
       }
       wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole, trace);
       mbarrier_arrive_expect(memory.stage_full(ring.stage), plan.bytes_a + Tile::kBytesB);
-      load_weight_block(args, memory, ring.stage, 0, (plan.first_k() + i) * kBlockK, column);
+      load_weight_block(args, memory, ring.stage, to.weight, (plan.first_k() + i) * kBlockK, to.column());
       ring.advance();
     }
     trace.end(kTraceLoad, args.rank, tile);
@@ -230,7 +231,7 @@ MK_DEVICE void run_stream_gather_block(const LaunchArguments& args, const Gather
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
   if (group == kMathGroups) {
     decrease_registers<kStreamHelperRegisters>();
-    if (warp == 0 && threadIdx.x % 32 == 0) few_rows_weight_role<Op>(args, memory, plan);
+    if (warp == 0 && threadIdx.x % 32 == 0) few_rows_weight_role<Op>(args, gather, memory, plan);
     if (warp == 1 && threadIdx.x % 32 == 0) few_rows_row_role<Op>(args, gather, memory, plan);
     if (warp == 2) few_rows_arrival_role<Op>(args, gather, memory);
     if (warp == 3 && threadIdx.x % 32 == 0) few_rows_entry_role<Op>(args, memory);
@@ -238,7 +239,7 @@ MK_DEVICE void run_stream_gather_block(const LaunchArguments& args, const Gather
   } else {
     increase_registers<kStreamMathRegisters>();
     RowCopy<Op>{args, gather, memory, {args, gather, 0}}.run();
-    StreamCompute<Op>(args, memory, plan, group).run();
+    StreamCompute<Op>(args, memory, plan, group, &gather).run();
   }
   leave_block(args, memory, trace);
 }

@@ -30,9 +30,9 @@ struct StreamCompute {
   u32 handed = 0;  ///< tiles
 
   MK_DEVICE StreamCompute(const LaunchArguments& args, const SharedMemory<Tile>& memory, const StreamPlan<Tile>& plan,
-                          int group)
+                          int group, const GatherArguments* gather = nullptr)
       : args(args), memory(memory), plan(plan), group(group),
-        epilogue{args, memory, plan, group, {args, memory}, {args, 0}},
+        epilogue{args, memory, plan, group, {args, memory}, {args, 0}, gather},
         trace(args, kComputeLane + group, threadIdx.x % 128 == 0) {}
 
   /// This group's part of a tile that both share. `in_order`: see Turns; what it delays the second group by is less

@@ -1,5 +1,6 @@
 #pragma once
 // What becomes of a tile in registers: summed over the cluster, then over the ranks, then stored.
+#include "abi/gather_arguments.h"
 #include "device/epilogue.cuh"
 #include "device/mailbox.cuh"
 #include "device/stream_shape.cuh"
@@ -35,6 +36,41 @@ struct RowPair {
   }
 };
 
+/// Where a tile's result goes: the launch's only product.
+template <class Tile>
+struct OnlyTarget {
+  const LaunchArguments& args;
+  const StreamPlan<Tile>& plan;
+  const u32 tile;
+
+  MK_DEVICE u64 out() const { return args.out_address; }
+  MK_DEVICE u64 bias() const { return args.bias; }
+  MK_DEVICE u32 out_stride() const { return args.out_stride; }
+  MK_DEVICE u32 n() const { return args.n; }
+  MK_DEVICE i32 column() const { return plan.column(tile); }
+};
+
+/// One of several products on the gathered rows, each of which begins with a tile of its own.
+template <class Tile>
+struct GatherTarget {
+  const GatherArguments& gather;
+  u32 weight = 0;
+  i32 first = 0;  ///< column of the tile in its product
+
+  MK_DEVICE GatherTarget(const GatherArguments& gather, i32 column) : gather(gather), first(column) {
+    for (; weight + 1 < gather.weights; ++weight) {
+      const i32 width = (gather.n[weight] + Tile::kBlockN - 1) / Tile::kBlockN * Tile::kBlockN;
+      if (first < width) break;
+      first -= width;
+    }
+  }
+  MK_DEVICE u64 out() const { return gather.out_address[weight]; }
+  MK_DEVICE u64 bias() const { return gather.bias[weight]; }
+  MK_DEVICE u32 out_stride() const { return gather.out_stride[weight]; }
+  MK_DEVICE u32 n() const { return gather.n[weight]; }
+  MK_DEVICE i32 column() const { return first; }
+};
+
 /// Compute role of one thread: from accumulators to results, slab by slab.
 template <class Op>
 struct StreamEpilogue {
@@ -50,14 +86,23 @@ struct StreamEpilogue {
   const int group;
   Exchange<Tile> exchange;
   Mailbox<Tile> mailbox;
+  const GatherArguments* gather = nullptr;
   bool given_up = false;
 
   MK_DEVICE u32 slab(int mine) const { return Tile::kPingPong ? mine : group; }
   MK_DEVICE u32 first_unit() const { return plan.part * kUnits; }
   /// Whether a unit is of the thread's upper row or of the lower one.
   MK_DEVICE u32 half(int u) const { return kUnits % 2 == 0 ? u % 2 : first_unit() % 2; }
-  MK_DEVICE u32 column(u32 tile, u32 slab, int u) const {
-    return plan.column(tile) + (Tile::kSlabsAreRows ? 0 : slab * Tile::kGroupN) + (first_unit() + u) / 2 * 16;
+  MK_DEVICE auto target(u32 tile) const {
+    if constexpr (Op::kOperator == kAllGatherGemm) {
+      return GatherTarget<Tile>(*gather, plan.column(tile));
+    } else {
+      return OnlyTarget<Tile>{args, plan, tile};
+    }
+  }
+  template <class Target>
+  MK_DEVICE u32 column(const Target& to, u32 slab, int u) const {
+    return to.column() + (Tile::kSlabsAreRows ? 0 : slab * Tile::kGroupN) + (first_unit() + u) / 2 * 16;
   }
   MK_DEVICE RowPair rows(u32 tile, u32 slab) const {
     const u32 in_tile = (Tile::kSlabsAreRows ? slab * 64 : 0) + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
@@ -131,11 +176,13 @@ struct StreamEpilogue {
   }
 
   MK_DEVICE void add_bias(u32 tile, u32 slab, float (&sum)[kUnits * 4]) const {
-    const u32* bias = reinterpret_cast<const u32*>(args.bias);
+    const auto to = target(tile);
+    const u32* bias = reinterpret_cast<const u32*>(to.bias());
+    if (Op::kOperator == kAllGatherGemm && bias == nullptr) return;
 #pragma unroll
     for (int i = 0; i < 2 * kUnits; ++i) {
-      const u32 at = column(tile, slab, i / 2) + i % 2 * 8 + threadIdx.x % 4 * 2;
-      if (at >= args.n) continue;  // n is a multiple of 8
+      const u32 at = column(to, slab, i / 2) + i % 2 * 8 + threadIdx.x % 4 * 2;
+      if (at >= to.n()) continue;  // n is a multiple of 8
       const u32 pair = __ldg(bias + at / 2);
       sum[i * 2] += Element::low(pair), sum[i * 2 + 1] += Element::high(pair);
     }
@@ -144,17 +191,18 @@ struct StreamEpilogue {
   /// Two lanes exchange halves, so that each stores four columns in a row.
   template <int kValues>
   MK_DEVICE void store(u32 tile, u32 slab, int first, const RowPair& rows, const float (&sum)[kValues]) const {
-    u16* out = reinterpret_cast<u16*>(args.out_address);
+    const auto to = target(tile);
+    u16* out = reinterpret_cast<u16*>(to.out());
     const u32 quarter = threadIdx.x % 4;
     const bool odd = quarter & 1;
 #pragma unroll
     for (int u = 0; u < kValues / 4; ++u) {
       const u32 left = Element::pack(sum[u * 4], sum[u * 4 + 1]), right = Element::pack(sum[u * 4 + 2], sum[u * 4 + 3]);
       const u32 other = __shfl_xor_sync(~0u, odd ? left : right, 1);
-      const u32 at = column(tile, slab, first + u) + (odd ? 8 + (quarter - 1) * 2 : quarter * 2);
+      const u32 at = column(to, slab, first + u) + (odd ? 8 + (quarter - 1) * 2 : quarter * 2);
       const u32 h = half(first + u);
-      if (!rows.is_valid(h) || rows.owner_of(h) != args.rank || at >= args.n) continue;
-      store_global(reinterpret_cast<Vector2*>(out + (u64)rows.out_row_of(h) * args.out_stride + at),
+      if (!rows.is_valid(h) || rows.owner_of(h) != args.rank || at >= to.n()) continue;
+      store_global(reinterpret_cast<Vector2*>(out + (u64)rows.out_row_of(h) * to.out_stride() + at),
                    odd ? Vector2{other, right} : Vector2{left, other});
     }
   }

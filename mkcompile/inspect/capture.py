@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import getclosurevars, isfunction
 from typing import Any, Literal
 
 import torch
@@ -103,7 +104,8 @@ class _WatchedPass(FusionPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         self._before = snapshot.take(graph)
-        if any(node.role == "collective" for node in self._before.nodes):
+        may_change = self._options.fuse != "never"
+        if may_change and any(node.role == "collective" for node in self._before.nodes):
             normalise.run(graph)
         self._normalised = snapshot.take(graph)
         super().__call__(graph)
@@ -163,14 +165,21 @@ def recorder(options: dict[str, Any] | None, mode: str | None) -> Recorder:
 
 
 def compiled_with(model: Callable[..., Any]) -> tuple[dict[str, Any] | None, str | None]:
-    """The options and the mode that a module was compiled with by this backend; None where it was not, or without."""
-    if not isinstance(model, OptimizedModule):
-        return None, None
-    callback: Any = model.dynamo_ctx.callback
-    wrapper: Any = innermost_backend(callback)
+    """The options and the mode that a model was compiled with by this backend; None where it was not, or without."""
+    wrapper: Any = innermost_backend(_callback(model))
     if getattr(wrapper, "compiler_name", "") != "mkernel":
         return None, None
     return wrapper.kwargs.get("options"), wrapper.kwargs.get("mode")
+
+
+def _callback(model: Callable[..., Any]) -> Any:
+    """What Dynamo calls for a compiled module, for one whose `compile` was called, or for a compiled function."""
+    if isinstance(model, OptimizedModule):
+        return model.dynamo_ctx.callback
+    compiled = model._compiled_call_impl if isinstance(model, torch.nn.Module) else model
+    if not isfunction(compiled) or not hasattr(compiled, "_torchdynamo_orig_callable"):
+        return None
+    return getclosurevars(compiled).nonlocals.get("callback")
 
 
 def compile_and_run(
@@ -183,11 +192,18 @@ def compile_and_run(
     """
     torch._dynamo.reset()
     with inductor_config.patch({**record.patches, **_NO_CACHE}), functorch_config.patch(enable_autograd_cache=False):
-        result = torch.compile(model, backend=record.backend)(*args, **kwargs)
+        result = torch.compile(_uncompiled(model), backend=record.backend)(*args, **kwargs)
         wanted = _results_to_differentiate(result) if backward else []
         inputs = [one for one in _tensors((args, kwargs, _parameters(model))) if one.requires_grad]
         if wanted and inputs:
             torch.autograd.grad(wanted, inputs, [torch.zeros_like(one) for one in wanted], allow_unused=True)
+
+
+def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
+    """A module whose `compile` was called would run what that made; Dynamo itself unwraps what `torch.compile` made."""
+    if isinstance(model, torch.nn.Module) and model._compiled_call_impl is not None:
+        return model._call_impl
+    return model
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -35,10 +35,10 @@ def explain(
 ) -> Report:
     """Every collective of the model's forward and backward: fused as what, or why not; predicted and measured times.
 
-    `options` and `mode` are those of `torch.compile`, by default those that a compiled module was compiled with by this
-    backend (of a compiled function they are not known); all else goes to the model. Nothing is computed and no code is
-    generated; each rank may call it alone, unless the model has graph breaks with collectives between its graphs. A
-    model on the meta device is planned with no weights allocated (see `mkcompile.inspect.offline.fake_world`).
+    `options` and `mode` are those of `torch.compile`, by default those that the model was compiled with by this
+    backend; all else goes to the model. Nothing is computed and no code is generated; each rank may call it alone,
+    unless the model has graph breaks with collectives between its graphs. A model on the meta device is planned with no
+    weights allocated (see `mkcompile.inspect.offline.fake_world`).
 
     Raises: OptionError.
     """

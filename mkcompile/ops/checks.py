@@ -21,7 +21,10 @@ def check_group(operator: str, group: str, world_size: int) -> None:
     """
     resolved = resolve(operator, group)
     if resolved.size() != world_size:
-        raise GroupError(f"{operator}: group {group!r} has {resolved.size()} ranks, the call says {world_size}")
+        raise GroupError(
+            f"{operator}: group {group!r} has {resolved.size()} ranks, the call says {world_size}; what was compiled "
+            "for an earlier group of that name has to be compiled again (torch._dynamo.reset)"
+        )
 
 
 def check_reduce_op(operator: str, reduce_op: str) -> None:

@@ -76,11 +76,13 @@ def fuse(
 ) -> list[Site]:
     """Rewrite the graph in place; what became of each collective, in graph order. Calls carry the policy.
 
+    Under `never` the graph stays as Inductor made it: normalising merges collectives, too.
     `uneven`: sizes that stand for a dimension of which a group's ranks have different sizes; what has one stays.
     """
     if next(collectives(graph), None) is None:
         return []
-    normalise.run(graph)
+    if policy != "never":
+        normalise.run(graph)
     nodes = list(collectives(graph))
     findings = _find(nodes)
     fused = _choose_and_rewrite(graph, findings, judge, policy, uneven)
@@ -154,6 +156,9 @@ def _unfit(match: Match, uneven: UnevenSizes, verdict: float | Reason) -> Reason
         return Reason.UNEVEN_SHARDS
     if isinstance(verdict, Reason):
         return None
+    # Inductor's FX wrapper knows no line for the check behind an operator that it has no kernel for (torch 2.13)
+    if inductor_config.fx_wrapper and inductor_config.alignment_asserts:
+        return Reason.FX_WRAPPER
     # Inductor's C++ wrapper crashes at lists, also where it has taken them (torch 2.13)
     returns_list = isinstance(overload(type(match.call))._schema.returns[0].type, torch.ListType)
     return Reason.CPP_WRAPPER if inductor_config.cpp_wrapper and returns_list else None

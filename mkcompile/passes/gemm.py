@@ -5,6 +5,7 @@ Legend: M rows, N columns, K_i inner size of product i.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -275,6 +276,14 @@ def is_scale(node: fx.Node) -> bool:
     return is_call(node, SCALES) and isinstance(node.args[0], fx.Node) and isinstance(node.args[1], (int, float))
 
 
+def factor_of(scale: fx.Node) -> float:
+    """What a scale multiplies by."""
+    number = float(scale.args[1])  # type: ignore[arg-type]
+    if not is_call(scale, SCALES[2:]):
+        return number
+    return 1 / number if number else math.inf
+
+
 def _why_not_after(chain: list[fx.Node], terms: _Terms, result: fx.Node | None) -> Why | None:
     """Scalings commute, except that a float16 sum may overflow without one that makes it smaller."""
     dtype = value(terms.products[0].node).dtype
@@ -283,9 +292,7 @@ def _why_not_after(chain: list[fx.Node], terms: _Terms, result: fx.Node | None) 
             return Why(reason=Reason.CAST_BEFORE_REDUCTION, detail=node.name)
         if not is_scale(node):
             continue
-        number = abs(float(node.args[1]))  # type: ignore[arg-type]
-        shrinks = number > 1 if is_call(node, SCALES[2:]) else number < 1
-        if shrinks and value(node).dtype == torch.float16:
+        if abs(factor_of(node)) < 1 and value(node).dtype == torch.float16:
             return Why(reason=Reason.SCALE_MAY_OVERFLOW, detail=node.name)
         if value(node).dtype != dtype or node.kwargs:
             return Why(reason=Reason.OP_BETWEEN, detail=node.name)

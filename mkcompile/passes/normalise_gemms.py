@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
-from mkcompile.passes.gemm import is_scale, reaches_gemm
+from mkcompile.passes.gemm import factor_of, is_scale, reaches_gemm
 from mkcompile.passes.graph import (
     ALL_REDUCE,
     GEMMS,
@@ -70,7 +71,10 @@ def _is_near_product(permute: fx.Node) -> bool:
 
 
 def unscale_addends(graph: fx.Graph) -> None:
-    """`a + c * (x @ w)`, where it is reduced and x is no larger than the product, becomes `a + (c * x) @ w` (LoRA)."""
+    """`a + c * (x @ w)`, where it is reduced and x is no larger than the product, becomes `a + (c * x) @ w` (LoRA).
+
+    Not in float16 where `c * x` may overflow though the product is in range.
+    """
     for add in graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if not adds(add) or not _is_reduced(add):
             continue
@@ -91,7 +95,7 @@ def _move_scale_to_input(graph: fx.Graph, addend: Any) -> None:
     inner, columns = shape_of(w)  # type: ignore[arg-type]
     if not isinstance(inner, int) or not isinstance(columns, int) or inner > columns:
         return
-    if value(scale).dtype != value(mm).dtype:
+    if value(scale).dtype != value(mm).dtype or (value(mm).dtype == torch.float16 and abs(factor_of(scale)) > 1):
         return
     with graph.inserting_before(mm):
         mm.args = (add_node(graph, scale.target, x, scale.args[1]), w)

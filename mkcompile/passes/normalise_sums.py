@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from mkcompile.passes.graph import (
@@ -40,7 +41,10 @@ class _Reduced:
 
 
 def fold_sums(graph: fx.Graph) -> None:
-    """`reduce(a) + reduce(b)` becomes `reduce(a + b)`, for all-reduce and reduce-scatter, sum and avg."""
+    """`reduce(a) + reduce(b)` becomes `reduce(a + b)`, for all-reduce and reduce-scatter, sum and avg.
+
+    Not in float16, where a rank's `a + b` may overflow though both reductions and their sum are in range.
+    """
     for add in graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if not adds(add):
             continue
@@ -72,7 +76,7 @@ def _may_fold(left: _Reduced, right: _Reduced) -> bool:
     one, other = left.collective, right.collective
     if one is other or one.target is not other.target or one.args[1:] != other.args[1:] or left.dim != right.dim:
         return False
-    if value(left.source).dtype != value(right.source).dtype:
+    if value(left.source).dtype != value(right.source).dtype or value(left.source).dtype == torch.float16:
         return False
     same_sources = same_shape(shape_of(left.source), shape_of(right.source))
     return same_sources and same_shape(shape_of(left.tail[-1]), shape_of(right.tail[-1]))

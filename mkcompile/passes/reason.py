@@ -31,6 +31,10 @@ class Reason(Enum):
         "Inductor's C++ wrapper can't call this operator, which returns a list of tensors; "
         "compile without the option cpp_wrapper"
     )
+    FX_WRAPPER = (
+        "Inductor's FX wrapper can't write the check of alignment behind an operator; "
+        "compile with the option alignment_asserts=False"
+    )
     GROUP_IS_NODE = (
         "the process group is a value of the graph and not a name; "
         "compile with torch.distributed.config.compile_on_one_rank=False"

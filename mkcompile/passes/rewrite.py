@@ -139,13 +139,19 @@ def _keep_memory(node: fx.Node, old: fx.Node) -> None:
 
 
 def _dependents_before(last_input: fx.Node, outputs: Iterable[fx.Node]) -> dict[fx.Node, None]:
-    """The nodes up to the last input that depend on an output, in graph order (a dict for its order)."""
+    """The nodes up to the last input that depend on an output, in graph order (a dict for its order).
+
+    Random numbers are drawn in eager's order: behind the first draw that depends on an output, all do.
+    """
     deferred: dict[fx.Node, None] = {}
     tainted = set(outputs)
     node = min(tainted)
+    has_drawn = False
     while node <= last_input:
-        if not tainted.isdisjoint(node.all_input_nodes):
+        draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if not tainted.isdisjoint(node.all_input_nodes) or (draws and has_drawn):
             tainted.add(node)
             deferred[node] = None
+            has_drawn |= draws
         node = node.next
     return deferred

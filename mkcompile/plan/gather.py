@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from math import ceil
 
 from mkcompile.plan import fused_cost as cost
@@ -13,7 +12,7 @@ from mkcompile.plan.fused_cost import Case
 from mkcompile.plan.gemm_cost import Gemm, cublas_us
 from mkcompile.plan.plan import Roles, Tile
 from mkcompile.plan.site import Candidate, Site, plan_of
-from mkcompile.plan.stream import SPLITS, STREAM_TILES, Stream
+from mkcompile.plan.stream import Stream, stream_forms
 
 GATHER_TILES = tuple(
     Tile(rows=rows, columns=columns)
@@ -51,7 +50,7 @@ _WIDE_COLUMNS = (192, 256)
 # Images that have a time each, of NVLink; from the start to the peers' first products, from the last image to the last
 # product; what products lose meanwhile, and to the exchange of two blocks' sums. Source: the same, gather_paces.jsonl.
 _PACED_FRACTION, _PACED_FIRST_US, _PACED_ARRIVAL_US, _BESIDE_PACED, _SHARED_US = 0.607, 8.0, 11.0, 0.15, 2.5
-_SHARED_TILES = ((128, 128), (128, 160))
+SHARED_TILES = (Tile(rows=128, columns=128), Tile(rows=128, columns=160))
 _PAIRED_BLOCKS, _GPCS = 128, 8
 
 
@@ -153,17 +152,17 @@ class Gather:
         return Candidate(plan=replace(plan, split=split, roles=roles), seconds=us * 1e-6)
 
     def streams(self) -> Iterator[Candidate]:
-        """Few rows are copied to all ranks, then the weight is streamed. One product, and no rows are returned.
+        """Few rows are copied to all ranks, then the weights are streamed. No rows are returned.
 
         A block waits for what all blocks of a peer copy, so all are to be resident: as the runtime's `stream_choice`.
         """
         site, constants, one = self.site, self.site.machine.constants, self.site.problem
-        if not self.together or one.num_gemms > 1 or one.returns_gathered:
+        if not self.together or one.returns_gathered:
             return
         copied = site.machine.link_us(self.shard_bytes * (site.span.per_node - 1), constants.gather_copy_fraction)
-        for tile, split in product(STREAM_TILES, SPLITS):
+        for tile, split in gather_stream_forms():
             stream = Stream(site=site, tile=tile, split=split, resident=True)
-            if not stream.possible() or (tile.rows, tile.columns, split) in _UNTRIED:
+            if not stream.possible():
                 continue
             roles = Roles(compute=stream.blocks, reserve=site.topology.gpu.num_sms - stream.blocks)
             case = replace(site.case(site.gemm(), tile), roles=roles)
@@ -253,6 +252,11 @@ class Gather:
         return Candidate(plan=plan, seconds=us * 1e-6)
 
 
+def gather_stream_forms() -> Iterator[tuple[Tile, int]]:
+    """All tiles for few gathered rows, each with the numbers of blocks that may share it."""
+    return ((tile, split) for tile, split in stream_forms() if (tile.rows, tile.columns, split) not in _UNTRIED)
+
+
 def gather_candidates(site: Site) -> Iterator[Candidate]:
     """Every tile and every way, larger tiles first."""
     gather = Gather(site=site)
@@ -262,7 +266,7 @@ def gather_candidates(site: Site) -> Iterator[Candidate]:
     one = site.problem
     for tile in GATHER_TILES:
         yield gather.push(tile)
-        shared = gather.shared(tile) if (tile.rows, tile.columns) in _SHARED_TILES else None
+        shared = gather.shared(tile) if tile in SHARED_TILES else None
         if shared is not None:
             yield shared
         yield gather.engine(tile)

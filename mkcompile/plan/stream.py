@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from math import ceil
 from typing import Literal
 
@@ -92,8 +93,7 @@ class Stream:
         tile, peers = self.tile, self.site.problem.world_size - 1
         if self.site.gemm().m > _MOST_ROWS:
             return False
-        group_columns = tile.columns if tile.rows > _MATH_GROUP_ROWS else tile.columns // 2
-        if group_columns % (_UNIT_COLUMNS * self.split) or self.site.gemm().k < tile.depth * self.split:
+        if not _can_share(tile, self.split) or self.site.gemm().k < tile.depth * self.split:
             return False
         # Measured (decision 306): shared tiles want all rows. Of several that a cluster has, two can be worth it.
         all_rows = min(self.site.gemm().m, 2 * _MATH_GROUP_ROWS)
@@ -165,17 +165,43 @@ def p_norm(first: float, second: float, exponent: float) -> float:
     return longer * float(((first / longer) ** exponent + (second / longer) ** exponent) ** (1 / exponent))
 
 
+def _can_share(tile: Tile, split: int) -> bool:
+    """Can the blocks of a cluster share such a tile?"""
+    group_columns = tile.columns if tile.rows > _MATH_GROUP_ROWS else tile.columns // 2
+    return group_columns % (_UNIT_COLUMNS * split) == 0
+
+
+def stream_forms() -> Iterator[tuple[Tile, int]]:
+    """All tiles, each with the numbers of blocks that can share it."""
+    return ((tile, split) for tile, split in product(STREAM_TILES, SPLITS) if _can_share(tile, split))
+
+
+def ways_of(operator: str, tile: Tile, split: int) -> Iterator[Way]:
+    """What math groups may do in a plan's kernel: what `Stream.way` can be of a reduction."""
+    form = (tile.rows, tile.columns, split)
+    yield "together"
+    if operator == "all_gather_gemm":
+        return
+    if form in _IN_TURNS or (form == _SCATTERED_IN_TURNS and operator == "gemm_reduce_scatter"):
+        yield "turns"
+    if split == 1 and form[:2] in _HANDED_OVER:
+        yield "handed"
+
+
 def stream_candidates(site: Site) -> Iterator[Candidate]:
     """All tiles and splits that are possible, inside one node."""
     if site.span.num_nodes > 1 or site.problem.num_gemms > 1:
         return
-    for tile in STREAM_TILES:
-        for split in SPLITS:
-            stream = Stream(site=site, tile=tile, split=split)
-            if not stream.possible():
-                continue
-            roles = Roles(compute=stream.blocks, reserve=site.topology.gpu.num_sms - stream.blocks)
-            case = replace(site.case(site.gemm(), tile), roles=roles)
-            transport = "store" if stream.way == "together" else stream.way
-            plan = replace(plan_of(site, case, "stream", transport=transport), split=split)
-            yield Candidate(plan=plan, seconds=stream.us() * 1e-6)
+    for tile, split in stream_forms():
+        stream = Stream(site=site, tile=tile, split=split)
+        if not stream.possible():
+            continue
+        roles = Roles(compute=stream.blocks, reserve=site.topology.gpu.num_sms - stream.blocks)
+        case = replace(site.case(site.gemm(), tile), roles=roles)
+        plan = replace(plan_of(site, case, "stream", transport=transport_of(stream.way)), split=split)
+        yield Candidate(plan=plan, seconds=stream.us() * 1e-6)
+
+
+def transport_of(way: Way) -> str:
+    """How a plan names the way."""
+    return "store" if way == "together" else way

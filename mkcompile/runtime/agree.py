@@ -55,7 +55,10 @@ class Agreement:
     def holds(self, group: str, signature: Hashable) -> bool:
         """Have the ranks of the group agreed on this launch before? About 1 us; talks to nobody."""
         state = self._states.get(group)
-        return state is not None and signature in state.seen and state.group() is find(group)
+        try:
+            return state is not None and signature in state.seen and state.group() is find(group)
+        except (RuntimeError, KeyError, ValueError):  # the name is no group's now: the call's check says so
+            return False
 
     def reach(self, group: str, signature: Hashable, plan: str) -> None:
         """Compare `plan` over the ranks of the group and remember `signature`.

@@ -25,6 +25,8 @@ class GatherArguments(ctypes.Structure):
         ("landing", ctypes.c_uint64),
         ("result", ctypes.c_uint64),
         ("bias", ctypes.c_uint64 * MAX_WEIGHTS),
+        ("out_address", ctypes.c_uint64 * MAX_WEIGHTS),
+        ("out_stride", ctypes.c_uint32 * MAX_WEIGHTS),
         ("n", ctypes.c_uint32 * MAX_WEIGHTS),
         ("weights", ctypes.c_uint32),
         ("order", ctypes.c_uint32),

@@ -16,8 +16,8 @@ from mkcompile.runtime.gather_abi import APART, BLOCKS_PULL, BLOCKS_PUSH, COLUMN
 from mkcompile.runtime.identity import LaunchIdentity
 from mkcompile.runtime.kernel import LoadedKernel, PeerTable, Prepared, fill_workspaces, map_of_weight
 from mkcompile.runtime.kernel_config import BLOCK_K, KernelConfig
+from mkcompile.runtime.recorder import Recorder
 from mkcompile.runtime.tensor_map import Matrix
-from mkcompile.runtime.trace.record import Recorder
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
 ELEMENT_BYTES = 2
@@ -209,8 +209,8 @@ def _check(config: KernelConfig, launch: GatherLaunch) -> None:
         raise OperatorInputError(f"mover {schedule.mover} by {config.name}")
     if bool(schedule.parts) != config.streams:
         raise OperatorInputError(f"{config.name} and {schedule.parts} parts")
-    if schedule.parts and (len(size.n) > 1 or launch.result or any(launch.biases) != config.has_bias):
-        raise OperatorInputError("a streaming gather has one product, and returns no rows")
+    if schedule.parts and launch.result:
+        raise OperatorInputError("a streaming gather returns no rows")
     if schedule.grid % config.split or ceil(size.k / BLOCK_K) < config.split:
         raise OperatorInputError(f"k {size.k} for clusters of {config.split} in a grid of {schedule.grid}")
     if schedule.image_rows != config.block_m and not schedule.by_engine:
@@ -255,17 +255,18 @@ def fill_maps(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, c
 
 def _fill_stream_maps(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, config: KernelConfig,
                       launch: GatherLaunch) -> None:  # fmt: skip
-    """The rows of all ranks in the workspace, of which none is loaded that is not there; the weight; the result."""
-    size, layout, (weight,), (out,) = launch.size, launch.peers.layout, launch.weights, launch.outs
+    """The rows of all ranks in the workspace, of which none is loaded that is not there; weights; results."""
+    size, layout = launch.size, launch.peers.layout
     box = (BLOCK_K, min(config.block_m, ceil(size.rows / 8) * 8))
     for parity in range(2):
         region = launch.peers.workspaces[launch.peers.rank] + layout.region_offset + parity * layout.region_bytes
         rows_map = tensor_map.encode(region, config.dtype, (size.k, size.rows), (size.k,), box, 128)
         ctypes.memmove(gather.arena[parity], rows_map, len(rows_map))
-    weight_map = map_of_weight(config, weight)
-    ctypes.memmove(packed.weight[0], weight_map, len(weight_map))
-    packed.n, packed.bias = out.columns, launch.biases[0]
-    packed.out_address, packed.out_stride = out.pointer, out.stride
+    for i, (weight, out) in enumerate(zip(launch.weights, launch.outs, strict=True)):
+        weight_map = map_of_weight(config, weight)
+        ctypes.memmove(packed.weight[i], weight_map, len(weight_map))
+        gather.out_address[i], gather.out_stride[i] = out.pointer, out.stride
+    packed.n = size.tiles_n(config) * config.block_n  # every product begins with a tile of its own
 
 
 def fill_words(packed: abi.KernelArguments, gather: gather_abi.GatherArguments, launch: GatherLaunch) -> None:
@@ -333,8 +334,9 @@ class PreparedGather(Prepared):
         packed, gather = ctypes.addressof(words), ctypes.addressof(rows)
         rows.shard, rows.result = shard, result
         if self._kernel.config.streams:
-            words.out_address, words.bias = outs[0], biases[0]
-            tensor_map.move(packed + _WEIGHT_OFFSET, weights[0])
+            for i, (weight, out) in enumerate(zip(weights, outs, strict=True)):
+                tensor_map.move(packed + _WEIGHT_OFFSET + i * abi.TENSOR_MAP_BYTES, weight)
+                rows.out_address[i], rows.bias[i] = out, biases[i]
             return twin
         tensor_map.move(packed + _A_OFFSET, shard)
         for i, (weight, out) in enumerate(zip(weights, outs, strict=True)):

@@ -28,9 +28,9 @@ from mkcompile.runtime.identity import LaunchIdentity
 from mkcompile.runtime.kernel import LoadedKernel, PeerTable
 from mkcompile.runtime.network_gather import MoverDevice, PreparedNetworkGather, mover_grid, region_demand
 from mkcompile.runtime.operation import Group, Repeatable
+from mkcompile.runtime.recorder import Recorder
 from mkcompile.runtime.reserve import GROUPS, newest_group
 from mkcompile.runtime.tensor_map import Matrix
-from mkcompile.runtime.trace.record import Recorder
 from mkcompile.runtime.workspace import Demand, Workspace
 
 _MAX_LAUNCHES = 256

@@ -171,8 +171,8 @@ def pull_choice(config: KernelConfig, size: GatherSize, max_grid: int) -> Gather
 
 
 def can_stream_gather(size: GatherSize, form: StreamForm, returned: bool) -> bool:
-    """Few rows of one product, that stay where they are."""
-    return not returned and len(size.n) == 1 and gather_order(size) == TOGETHER and size.k >= BLOCK_K * form.split
+    """Few rows that stay where they are."""
+    return not returned and gather_order(size) == TOGETHER and size.k >= BLOCK_K * form.split
 
 
 def stream_choice(base: KernelConfig, size: GatherSize, max_grid: int, form: StreamForm) -> GatherChoice:

@@ -22,9 +22,9 @@ from mkcompile.runtime.identity import LaunchIdentity
 from mkcompile.runtime.kernel_cache import compiled
 from mkcompile.runtime.kernel_config import BLOCK_K, NUM_THREADS, KernelConfig
 from mkcompile.runtime.network_layout import NetworkTable, network_slots
+from mkcompile.runtime.recorder import Recorder
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule
-from mkcompile.runtime.trace.record import Recorder
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
 ARCHITECTURE = "sm_90a"

@@ -1,11 +1,11 @@
-"""`KernelConfig`: everything that a compiled kernel depends on, and the configurations that are offered."""
+"""`KernelConfig`: everything that a compiled kernel depends on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import Any, Literal
+from typing import Literal
 
 from mkcompile.errors import OperatorInputError
 from mkcompile.runtime import gather_abi, network_abi
@@ -49,7 +49,7 @@ SPLITS = (1, 2, 4)
 PING_PONG = (((128, 128), 1), ((128, 128), 2), ((128, 64), 2), ((64, 128), 1))
 #: Those of reductions whose partials are sent by two warps of their own.
 HANDS_OVER = (((128, 128), 1), ((128, 64), 1), ((64, 128), 1), ((64, 64), 1))
-#: Tiles and splits that are compiled ahead: those that were fastest somewhere.
+#: Tiles and splits of the benchmarks' sweeps: those that were fastest somewhere.
 STREAM_FORMS = tuple(product(((64, 64), (64, 128), (128, 64), (128, 128)), (1, 2)))
 
 
@@ -268,27 +268,3 @@ class KernelConfig:
             f'extern "C" __global__ void __launch_bounds__({NUM_THREADS}, 1)\n'
             f"mk_kernel({parameters}) {{\n  mk::{call}<{self._operator()}>({given});\n}}\n{assertions}"
         )
-
-
-def all_configs() -> list[KernelConfig]:
-    """Every configuration that the runtime may ask for, smallest tiles first."""
-    forms: list[dict[str, Any]] = [_form("all_gather_gemm", tile) for tile in GATHER_TILES]
-    forms += [_form("all_gather_gemm", tile, split=2) for tile in SHARED_GATHER_TILES]
-    ways: tuple[dict[str, bool], ...] = ({}, {"hands_over": True}, {"ping_pong": True})
-    for way, offered in zip(ways, (STREAM_FORMS, HANDS_OVER, PING_PONG), strict=True):
-        names = ("gemm_reduce_scatter", "gemm_all_reduce", *(() if way else ("all_gather_gemm",)))
-        forms += [_form(name, tile, streams=True, split=split, **way) for tile, split in offered for name in names]
-    for tile in TILES:
-        forms += [_form("gemm", tile, activation=name) for name in _ACTIVATIONS]
-        forms.append(_form("gemm_reduce_scatter", tile))
-        forms += [_form("gemm_all_reduce", tile, broadcast=how) for how in ("direct", "staged")]
-    kinds = list(product(("bfloat16", "float16"), ("nk", "kn"), (False, True)))
-    return [
-        KernelConfig(dtype=dtype, weight_layout=layout, has_bias=has_bias, **form)  # type: ignore[arg-type]
-        for form in forms
-        for dtype, layout, has_bias in kinds
-    ]
-
-
-def _form(operator: str, tile: tuple[int, int], **how: Any) -> dict[str, Any]:
-    return {"operator": operator, "block_m": tile[0], "block_n": tile[1], **how}

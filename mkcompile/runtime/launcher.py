@@ -33,9 +33,9 @@ from mkcompile.runtime.machine import own_basis
 from mkcompile.runtime.network_form import over_nodes
 from mkcompile.runtime.operation import GROUP, Device, Group, Operation
 from mkcompile.runtime.platform import CudaPlatform, Platform
+from mkcompile.runtime.recorder import RankTrace
 from mkcompile.runtime.resources import Resources
 from mkcompile.runtime.tactics import Planned, Tactic, Tactics
-from mkcompile.runtime.trace.record import RankTrace
 from mkcompile.runtime.workspace import Demand
 
 _LOG = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from mkcompile.config import foreign_settings, settings
 from mkcompile.ops.groups import find
 from mkcompile.plan.decide import Policy
-from mkcompile.plan.kernels import AVAILABLE
+from mkcompile.plan.kernels import launchable
 from mkcompile.plan.topology import Topology, preset
 from mkcompile.runtime.abi import MAX_WORLD
 from mkcompile.runtime.network_choice import has_queues, network_gbps, transport_of_kernels
@@ -72,7 +72,7 @@ def policy_of() -> Policy:
     Launches are taken to leave as few SMs as those of most compiled graphs do; a launch decides anew.
     """
     reserve_sms = settings().sm_reserve if settings().is_sm_reserve_given else FEW_SMS
-    return Policy(reserve_sms=reserve_sms, available=AVAILABLE, max_ranks=MAX_WORLD)
+    return Policy(reserve_sms=reserve_sms, available=launchable(settings().launches_block), max_ranks=MAX_WORLD)
 
 
 @cache

@@ -19,7 +19,6 @@ from mkcompile.ops.problem import Problem
 from mkcompile.ops.registry import Call
 from mkcompile.plan import key
 from mkcompile.plan.exchange import Ranks
-from mkcompile.plan.kernels import AVAILABLE
 from mkcompile.plan.plan import Plan
 from mkcompile.plan.reference import Maker
 from mkcompile.plan.tune_command import Bench
@@ -197,5 +196,5 @@ def gpu_bench() -> Bench:
             store=dist.distributed_c10d._get_default_store(),
             name="mkcompile/tune",
         ),
-        policy=replace(policy, fuse="always", available=AVAILABLE),
+        policy=replace(policy, fuse="always"),
     )

@@ -23,11 +23,11 @@ from mkcompile.runtime.host import Host
 from mkcompile.runtime.kernel import LaunchArguments, LoadedKernel, PreparedLaunch
 from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.network_gather import MoverDevice
+from mkcompile.runtime.recorder import Recorder
 from mkcompile.runtime.reserve import GROUPS, Newest, Reserve, newest_group
 from mkcompile.runtime.results import Result
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.tile_schedule import TileSchedule
-from mkcompile.runtime.trace.record import Recorder
 from mkcompile.runtime.workspace import Demand, GroupWorkspace, Workspace
 
 _Rows = TypeVar("_Rows")

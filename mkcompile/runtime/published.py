@@ -45,13 +45,24 @@ class Basis:
 
 
 @dataclass(slots=True)
+class _Asked:
+    """A place in the store for one life of a group: who tries again after an absent rank meets the others there.
+
+    What this rank says there it says once, for ranks that have heard it do not ask again.
+    """
+
+    group: weakref.ref[ProcessGroup]
+    ranks: Ranks
+    said: str | None = None
+
+
+@dataclass(slots=True)
 class Published:
     """What each group's ranks have told, for one purpose (`topic`). Each life of a group is told anew."""
 
     topic: str
     _told: list[tuple[weakref.ref[ProcessGroup], Basis]] = field(default_factory=list)
-    # a place in the store for each life of a group: who tries again after an absent rank meets the others there
-    _asked: list[tuple[weakref.ref[ProcessGroup], Ranks]] = field(default_factory=list)
+    _asked: list[_Asked] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def known(self, group: ProcessGroup | None) -> Basis | None:
@@ -74,26 +85,25 @@ class Published:
         Raises: AbsentRankError for a rank that does not come before the deadline.
         """
         new = [group for group in groups if self.known(group) is None]
-        asked = [(group, self._ranks(group)) for group in new if not is_alone(group)]
-        said = [say(ranks, node_name(), own) for _, ranks in asked]
+        asked = [(group, *self._said(group, own)) for group in new if not is_alone(group)]
         for group in new:
             if is_alone(group):
                 basis = own()
                 self._keep(group, replace(basis, placement=numbered(basis.topology, group)))
-        for (group, ranks), text in zip(asked, said, strict=True):
-            told = hear(ranks, text)
+        for group, ranks, said in asked:
+            told = hear(ranks, said)
             self._keep(group, Basis(topology=told.topology, tuned=told.tuned, placement=told.placement))
 
-    def _ranks(self, group: ProcessGroup) -> Ranks:
-        with self._lock:
-            ranks = next((one for ref, one in self._asked if ref() is group), None)
-            if ranks is None:
-                ranks = _ranks(group, self.topic)
-                self._asked = [
-                    *((ref, one) for ref, one in self._asked if ref() is not None),
-                    (weakref.ref(group), ranks),
-                ]
-        return ranks
+    def _said(self, group: ProcessGroup, own: Callable[[], Basis]) -> tuple[Ranks, str]:
+        """Where the group's ranks meet, and what this one has said there."""
+        with self._lock:  # a thread that comes meanwhile says nothing else
+            one = next((one for one in self._asked if one.group() is group), None)
+            if one is None:
+                one = _Asked(group=weakref.ref(group), ranks=_ranks(group, self.topic))
+                self._asked = [*(old for old in self._asked if old.group() is not None), one]
+            if one.said is None:
+                one.said = say(one.ranks, node_name(), own)
+            return one.ranks, one.said
 
     def _keep(self, group: ProcessGroup, basis: Basis) -> None:
         with self._lock:  # other threads keep what other groups were told

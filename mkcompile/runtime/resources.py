@@ -25,9 +25,9 @@ from mkcompile.runtime.network_gather import MoverDevice
 from mkcompile.runtime.operation import Device, Group
 from mkcompile.runtime.platform import Platform
 from mkcompile.runtime.probe import Survey
+from mkcompile.runtime.recorder import Recorder
 from mkcompile.runtime.reserve import Reserve, newest_group, of_group
 from mkcompile.runtime.symmetric import BehindOthers
-from mkcompile.runtime.trace.record import Recorder
 from mkcompile.runtime.workspace import WARM_UP_FIRST, GroupWorkspace
 
 _LOG = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from mkcompile.config import settings
 from mkcompile.ops.groups import find
 from mkcompile.ops.registry import Call
 from mkcompile.plan.decide import Policy
-from mkcompile.plan.kernels import AVAILABLE
+from mkcompile.plan.kernels import launchable
 from mkcompile.plan.key import fuse_of
 from mkcompile.plan.placement import placed
 from mkcompile.plan.plan import Plan
@@ -55,16 +55,6 @@ class Tactics(Protocol):
     def gather(self, call: Call, form: GatherForm, max_grid: int) -> GatherChoice | None: ...
 
 
-def launchable(launches_block: bool) -> frozenset[str]:
-    """The kernels that can run; where each launch waits for the end of the one before, none that the copy engine feeds:
-    its transfers, which are launched first, wait for a kernel that is launched after them.
-    """
-    if not launches_block:
-        return AVAILABLE
-    _LOG.info("CUDA_LAUNCH_BLOCKING is set: all-gathers do not use the copy engine")
-    return AVAILABLE - {"all_gather_gemm/copy_engine", "all_gather_gemm/library"}
-
-
 class Planned:
     """By the planner, from what the group's rank 0 has told; the ranks compare the plan before it is launched.
 
@@ -77,7 +67,10 @@ class Planned:
     ) -> None:
         """`own`: what this process tells the groups whose rank 0 it is."""
         self._own = own
-        self._available = available if available is not None else launchable(settings().launches_block)
+        blocking = settings().launches_block
+        self._available = available if available is not None else launchable(blocking)
+        if blocking:
+            _LOG.info("CUDA_LAUNCH_BLOCKING is set: all-gathers do not use the copy engine")
         self._agreement = agreement or Agreement()
         self._published = Published(topic="launch")
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 
 from rich.console import Console
@@ -16,7 +17,10 @@ from mkcompile.errors import CompileError, UnsupportedDeviceError
 from mkcompile.runtime.gather_engine import engine_cubin
 from mkcompile.runtime.kernel import OPTIONS, CompiledKernel, compile_kernel, translation_unit
 from mkcompile.runtime.kernel_cache import kept
-from mkcompile.runtime.kernel_config import KernelConfig, all_configs
+from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.network_choice import transport_of_kernels
+from mkcompile.runtime.network_gather import mover_cubin
+from mkcompile.runtime.offered import DTYPES, LAYOUTS, NETWORKS, all_configs, launched_configs
 
 _TELL_EVERY = 10
 
@@ -39,22 +43,28 @@ def warm_up(configs: Iterable[KernelConfig], num_processes: int) -> Iterator[Com
         yield from pool.map(compile_kernel, missing, chunksize=1)
 
 
-def launched_configs(dtypes: Sequence[str], layouts: Sequence[str]) -> list[KernelConfig]:
-    """What the launcher asks for: the operators over ranks in every tile, with and without a bias."""
-    launched = [one for one in all_configs() if one.operator != "gemm" and one.dtype in dtypes]
-    return [one for one in launched if one.weight_layout in layouts]
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mkcompile warmup", description="Compile kernels ahead of their first use."
     )
-    parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=("bfloat16", "float16"))
-    parser.add_argument("--layout", nargs="+", default=["nk", "kn"], choices=("nk", "kn"), help="of the weights")
+    parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=DTYPES)
+    parser.add_argument("--layout", nargs="+", default=list(LAYOUTS), choices=LAYOUTS, help="of the weights")
+    parser.add_argument(
+        "--network", nargs="+", choices=NETWORKS,
+        help="ranks on one node (none), one on each of several (flat), several on each (hierarchical); default: none, "
+        "and all where MKCOMPILE_NETWORK names one",
+    )  # fmt: skip
     parser.add_argument("--all", action="store_true", help="every kernel there is, also those for tests and benchmarks")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile at once")
     parser.add_argument("--list", action="store_true", help="name the kernels and compile none")
     return parser
+
+
+def chosen_configs(chosen: argparse.Namespace) -> list[KernelConfig]:
+    """Which kernels; traced ones where launches would ask for those (MKCOMPILE_TRACE)."""
+    networks = chosen.network or (NETWORKS if transport_of_kernels() else ("none",))
+    configs = all_configs() if chosen.all else launched_configs(chosen.dtype, chosen.layout, networks)
+    return [replace(one, trace=settings().trace) for one in configs]
 
 
 def _left_text(ends: Sequence[float], num_kernels: int) -> str:
@@ -69,7 +79,7 @@ def _left_text(ends: Sequence[float], num_kernels: int) -> str:
 def main(arguments: Sequence[str]) -> int:
     """0 where all compiled, 1 where one did not, 2 where there is no compiler."""
     chosen = _parser().parse_args(arguments)
-    configs = all_configs() if chosen.all else launched_configs(chosen.dtype, chosen.layout)
+    configs = chosen_configs(chosen)
     console = Console()
     if chosen.list:
         for config in configs:
@@ -87,6 +97,8 @@ def main(arguments: Sequence[str]) -> int:
                 + _left_text(ends, len(configs))
             )
         engine_cubin()
+        if any(one.network != "none" for one in configs):
+            mover_cubin()
     except KeyboardInterrupt:
         console.print(
             f"stopped; {len(ends) - 1} of {len(configs)} kernels are there, and the next run starts from them"

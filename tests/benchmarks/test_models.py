@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from benchmarks.models import command, results, table
+from benchmarks.models.blocks import Workload
 from benchmarks.models.cells import MODES, Cell, Selection, units_of
 from benchmarks.models.contenders import GraphSwitch
-from benchmarks.models.correct import ratios, too_far
+from benchmarks.models.correct import ratios, too_far, truth_of, values_of
 from benchmarks.models.overlap import least_exposed, overlap_of, union
 from benchmarks.models.timing import Spread
 
@@ -120,6 +121,17 @@ def test_a_tensor_further_off_than_twice_eager_is_named() -> None:
     assert too_far({"y": 0.01}, {"y": 0.005}) == ""
     assert "d x" in too_far({"y": 0.01, "d x": 0.02}, {"y": 0.005, "d x": 0.005})
     assert "y" in too_far({"y": math.inf}, None)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_the_truth_of_several_samples_is_that_of_each(train: bool) -> None:
+    torch.manual_seed(3)
+    module = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8, bias=False))
+    x, dy = torch.randn(3, 4, 8, requires_grad=True), torch.randn(3, 4, 8)
+    load = Workload(module=module, x=x, dy=dy)
+    whole, by_sample = values_of(load, module, train), truth_of(load, train)
+    assert list(whole) == list(by_sample)
+    torch.testing.assert_close(by_sample, whole)
 
 
 def test_what_is_not_a_number_is_infinitely_far() -> None:

@@ -48,12 +48,13 @@ def operators_replayed(pair: Pair) -> dict[str, Any]:
     return {"replays": REPLAYS}
 
 
-def _stepped(pair: Pair, mode: str | None) -> dict[str, Any]:
+def _stepped(pair: Pair, mode: str | None, sequence: bool) -> dict[str, Any]:
+    """A forward pass, again and again with other inputs, in a graph that Inductor (`mode`) or that we capture."""
     torch._dynamo.reset()
-    problem = Problem(batch=2, length=256, width=1024, hidden=2048, sequence=False)
+    problem = Problem(batch=2, length=256, width=1024, hidden=2048, sequence=sequence)
     model = problem.parallel(pair, problem.model(pair))
     forward = torch.compile(model, backend=backend_of_kernels, **({"mode": mode} if mode else {}))
-    still = pair.draw(2, 256, 1024, seed=0, rank=0)
+    still = problem.own(pair, pair.draw(2, 256, 1024, seed=0, rank=0)).clone()
     worst = 0.0
     with torch.no_grad():
         if mode is None:
@@ -68,7 +69,7 @@ def _stepped(pair: Pair, mode: str | None) -> dict[str, Any]:
             with torch.cuda.graph(graph):
                 out = forward(still)
         for replay in range(REPLAYS):
-            x = pair.draw(2, 256, 1024, seed=replay + 1, rank=0)
+            x = problem.own(pair, pair.draw(2, 256, 1024, seed=replay + 1, rank=0))
             if mode is None:
                 still.copy_(x)
                 graph.replay()
@@ -81,35 +82,49 @@ def _stepped(pair: Pair, mode: str | None) -> dict[str, Any]:
                 assert error < 1e-2, f"replay {replay}: {error:.3g}"
                 worst = max(worst, error)
     pair.meet()
+    for operator in ("all_gather_gemm", "gemm_reduce_scatter") if sequence else ("gemm_all_reduce",):
+        pair.expect_launches(operator, at_least=2)
     return {"replays": REPLAYS, "worst_difference_from_eager": worst, "launched": dict(pair.launcher.launched)}
 
 
 def compiled_step_captured(pair: Pair) -> dict[str, Any]:
     """A compiled model in a graph that the user captures."""
-    return _stepped(pair, None)
+    return _stepped(pair, None, sequence=False)
 
 
 def reduce_overhead(pair: Pair) -> dict[str, Any]:
     """The graphs that Inductor captures itself."""
-    return _stepped(pair, "reduce-overhead")
+    return _stepped(pair, "reduce-overhead", sequence=False)
+
+
+def sequence_step_captured(pair: Pair) -> dict[str, Any]:
+    """The same of a sequence-parallel model: gathers and reduce-scatters."""
+    return _stepped(pair, None, sequence=True)
+
+
+def sequence_reduce_overhead(pair: Pair) -> dict[str, Any]:
+    """The same of a sequence-parallel model."""
+    return _stepped(pair, "reduce-overhead", sequence=True)
 
 
 def capture_without_warm_up(pair: Pair) -> dict[str, Any]:
-    """A typed error that says what to do; afterwards the same call works. No other case has loaded its kernel."""
-    product = Product(operator="gemm_all_reduce", rows=16384, n=16384, k=64, seed=3, dtype=torch.float16)
-    operands = product.inputs(pair, pair.rank)
-    text = ""
-    try:
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            product.call(pair, *operands)
-    except WorkspaceError as error:
-        text = str(error)
-    assert "warm up first" in text, text
-    pair.meet()
-    small = Product(operator="gemm_all_reduce", rows=128, n=256, k=64, integers=True, seed=4)
-    small.check(pair, small.call(pair, *small.inputs(pair, pair.rank)))
-    product.check(pair, product.call(pair, *operands))
-    return {"error": text}
+    """A typed error that says what to do; afterwards the same call works. No other case has loaded their kernels."""
+    texts: dict[str, Any] = {}
+    for operator in KERNELS:
+        rows = 16384 // (pair.world_size if operator == "gemm_reduce_scatter" else 1)
+        product = Product(operator=operator, rows=rows, n=16384, k=64, seed=3, dtype=torch.float16)
+        operands = product.inputs(pair, pair.rank)
+        try:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                product.call(pair, *operands)
+        except WorkspaceError as error:
+            texts[operator] = str(error)
+        assert "warm up first" in texts.get(operator, ""), f"no error from {operator}: {texts}"
+        pair.meet()
+        small = Product(operator=operator, rows=128, n=256, k=64, integers=True, seed=4)
+        small.check(pair, small.call(pair, *small.inputs(pair, pair.rank)))
+        product.check(pair, product.call(pair, *operands))
+    return texts
 
 
 def planned_results_replayed(pair: Pair) -> dict[str, Any]:
@@ -155,6 +170,8 @@ CASES = {
     "reduce_overhead": reduce_overhead,
     "operators_replayed": operators_replayed,
     "compiled_step_captured": compiled_step_captured,
+    "sequence_reduce_overhead": sequence_reduce_overhead,
+    "sequence_step_captured": sequence_step_captured,
     "planned_results_replayed": planned_results_replayed,
     "capture_without_warm_up": capture_without_warm_up,
 }

@@ -25,7 +25,7 @@ from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
 from .ranks import RankGroup, RankInput
 
-RING_CAPACITY = 1024
+RING_CAPACITY = 4096
 FAST = Link()
 #: What the bar is measured with.
 LINK_50 = Link(bandwidth_gbps=50.0, latency_us=5.0)

@@ -24,10 +24,10 @@ from mkcompile.runtime.kernel import (
     load_kernel,
 )
 from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.recorder import RankTrace, Recorder
 from mkcompile.runtime.stream_schedule import stream_schedule
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule, choose_schedule
-from mkcompile.runtime.trace.record import RankTrace, Recorder
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}

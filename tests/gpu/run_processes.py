@@ -68,7 +68,7 @@ LARGE = ("large_first_on_rank_0", "large_first_on_rank_1")
 FAMILIES: dict[str, Family] = {
     "graphs": Family(
         module="tests.gpu.graph_cases",
-        limit_s=120,
+        limit_s=150,
     ),
     "gather": Family(
         module="tests.gpu.gather_cases",
@@ -92,9 +92,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "network_emulated": Family(
         module="tests.gpu.network_cases",
-        limit_s=60,
+        limit_s=90,
         environment={**NODES, "MKCOMPILE_NETWORK": "emulated:50"},
-        only=("products", "tensor_parallel"),
+        only=("products", "tensor_parallel", "sequence_parallel"),
     ),
     "network_killed": Family(
         module="tests.gpu.network_cases",
@@ -107,8 +107,13 @@ FAMILIES: dict[str, Family] = {
     "nccl_reserve_16": Family(module=NCCL, limit_s=60, environment=RESERVE_16, only=LARGE, needs_nccl=True),
     "nccl_reserve_32": Family(module=NCCL, limit_s=60, environment=RESERVE_32, only=LARGE, needs_nccl=True),
     "stress": Family(module="tests.gpu.stress_cases", limit_s=90),
-    "in_use": Family(module="tests.gpu.fault_cases", limit_s=60, environment=SHORT, only=("in_use",)),
-    "skipped": Family(module="tests.gpu.fault_cases", limit_s=60, environment=SHORT, only=("skipped", "replayed")),
+    "in_use": Family(module="tests.gpu.fault_cases", limit_s=60, environment=SHORT, only=("in_use", "in_use_gather")),
+    "skipped": Family(
+        module="tests.gpu.fault_cases",
+        limit_s=60,
+        environment=SHORT,
+        only=("skipped", "skipped_gather", "replayed"),
+    ),
     "groups": Family(
         module="tests.gpu.group_cases",
         limit_s=120,
@@ -123,7 +128,7 @@ FAMILIES: dict[str, Family] = {
         only=("nodes",),
     ),
     "trace": Family(module="tests.gpu.trace_cases", limit_s=90, alone=True, not_by_turns=("overhead",)),
-    "late": Family(module="tests.gpu.fault_cases", limit_s=90, environment=SHORT, only=("late",)),
+    "late": Family(module="tests.gpu.fault_cases", limit_s=90, environment=SHORT, only=("late", "late_gather")),
     "dead": Family(module="tests.gpu.fault_cases", limit_s=100, environment=SHORT, only=("dead",), may_die=(1,)),
     "killed": Family(module="tests.gpu.fault_cases", limit_s=100, environment=SHORT, only=("killed",), may_die=(1,)),
     "expandable": Family(

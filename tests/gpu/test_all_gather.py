@@ -28,7 +28,7 @@ from .marks import ONE_AND_TWO_GPUS
 from .ranks import TORCH_DTYPES, RankGroup, nan_outputs, random_input
 from .truth import assert_bitwise, summed
 
-ROWS = (1, 2, 16, 17, 63, 64, 65, 127, 128, 129, 255, 1000, 2048, 4097)
+ROWS = (1, 2, 16, 17, 63, 64, 65, 127, 128, 129, 255, 1000, 2048, 4097, 8192)
 WORLDS = pytest.mark.parametrize("world", [2, 4, 8])
 ENGINE = pytest.mark.parametrize("variant", ["copy_engine", "library"])
 
@@ -201,7 +201,7 @@ def test_peers_read_segments_and_columns_in_place() -> None:
 
 
 @ENGINE
-@pytest.mark.parametrize("rows", [1, 17, 129, 1000, 4097])
+@pytest.mark.parametrize("rows", [1, 17, 129, 1000, 4097, 8192])
 def test_copy_engine_with_any_number_of_rows(variant: str, rows: int) -> None:
     run((0, 0), config_of((128, 128), has_bias=True), rows_of(rows, 2, (520, 264), 264), variant=variant)
 

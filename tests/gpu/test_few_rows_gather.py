@@ -42,6 +42,13 @@ def test_streamed_few_rows(world: int, form: StreamForm) -> None:
         run_streamed((0,) * world, rows_of(rows, world, (1032,), 1032), form)
 
 
+@pytest.mark.parametrize("world", [2, 4])
+@STREAMED
+def test_several_weights_are_streamed_one_after_the_other(world: int, form: StreamForm) -> None:
+    for n, base in (((1032, 128, 40), config_of()), ((8, 264), config_of(has_bias=True, weight_layout="kn"))):
+        run_streamed((0,) * world, rows_of(64, world, n, 1032), form, base=base)
+
+
 @pytest.mark.parametrize("late", [0, 1])
 def test_streamed_rows_of_a_late_peer_are_waited_for(late: int) -> None:
     for layout in ("nk", "kn"):
@@ -53,5 +60,5 @@ def test_streamed_rows_of_a_late_peer_are_waited_for(late: int) -> None:
 @STREAMED
 @pytest.mark.parametrize("late", [[], [0], [1]], ids=str)
 def test_streamed_on_two_gpus(late: list[int], form: StreamForm) -> None:
-    for rows in (1, 32, 200):
-        run_streamed((0, 1), rows_of(rows, 2, (1032,), 2048), form, epochs=6, late=late)
+    for rows, n in ((1, (1032,)), (32, (1032,)), (200, (1032,)), (200, (520, 72, 72))):
+        run_streamed((0, 1), rows_of(rows, 2, n, 2048), form, epochs=6, late=late)

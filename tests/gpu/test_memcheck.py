@@ -28,12 +28,13 @@ def sanitizer() -> str | None:
     return shutil.which("compute-sanitizer", path=os.pathsep.join(folders))
 
 
-def test_small_shapes_touch_nothing_else() -> None:
+@pytest.mark.parametrize("part", ["blocks", "transfers"])
+def test_small_shapes_touch_nothing_else(part: str) -> None:
     tool = sanitizer()
     if tool is None:
         pytest.skip("no compute-sanitizer in PATH, /usr/local/cuda or the nvidia wheels")
     done = subprocess.run(
-        [tool, "--tool", "memcheck", "--error-exitcode", "86", sys.executable, str(SHAPES)],
+        [tool, "--tool", "memcheck", "--error-exitcode", "86", sys.executable, str(SHAPES), part],
         cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_S, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
     )  # fmt: skip

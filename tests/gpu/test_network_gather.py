@@ -21,8 +21,8 @@ from .test_negative_controls import load_broken
 from .test_reductions import expected_of
 from .truth import assert_bitwise, summed
 
-#: Devices by node, and how many nodes: on one GPU, 2x1, 3x1, 4x1, 2x2 and 2x4.
-SHAPES = (((0,) * 2, 2), ((0,) * 3, 3), ((0,) * 4, 4), ((0,) * 4, 2), ((0,) * 8, 2))
+#: Devices by node, and how many nodes: on one GPU, 2x1, 3x1, 4x1, 2x2, 3x2 and 2x4.
+SHAPES = (((0,) * 2, 2), ((0,) * 3, 3), ((0,) * 4, 4), ((0,) * 4, 2), ((0,) * 6, 3), ((0,) * 8, 2))
 LINKS = {"fast": FAST, "slow_shuffled": SLOW_SHUFFLED}
 
 
@@ -89,8 +89,8 @@ def test_rows_in_segments_that_are_returned(ranks: tuple[NodeGroup, Movers]) -> 
 def test_late_ranks(ranks: tuple[NodeGroup, Movers]) -> None:
     group, movers = ranks
     size = GatherSize(segment_rows=256, k=264, n=(520,), world=group.world)
-    for late in ([0], [group.world - 1]):
-        check(group, movers, config_of(group, (128, 128)), size, epochs=4, late=late, group_rows=64)
+    for late in sorted({0, group.world // 2, group.world - 1}):
+        check(group, movers, config_of(group, (128, 128)), size, epochs=4, late=[late], group_rows=64)
 
 
 def test_operators_alternate(ranks: tuple[NodeGroup, Movers]) -> None:

@@ -12,7 +12,7 @@ from mkcompile.runtime.kernel_config import KernelConfig
 
 from .gather_calls import Call, run_back_to_back
 from .marks import ONE_AND_TWO_GPUS
-from .test_all_gather import WORLDS, choice_of, config_of, group_of, rows_of
+from .test_all_gather import ROWS, WORLDS, choice_of, config_of, group_of, rows_of
 
 
 def run_pulled(
@@ -23,6 +23,11 @@ def run_pulled(
     choice = pull_choice(config, size, group.max_grid())
     calls = [Call.make(group, choice, size, seed=epoch, integers=epoch % 2 == 1) for epoch in range(epochs)]
     run_back_to_back(group, calls, late, "pull")
+
+
+def test_any_number_of_rows_is_fetched() -> None:
+    for rows in ROWS:
+        run_pulled((0, 0), config_of((128, 128)), rows_of(rows, 2, (520,), 264), epochs=2)
 
 
 @WORLDS

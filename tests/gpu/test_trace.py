@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from mkcompile.runtime.kernel import LaunchArguments, PreparedLaunch, compile_kernel, load_kernel
 from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.recorder import Recorder
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.tile_schedule import LaunchSize, TileSchedule
 from mkcompile.runtime.trace.clocks import align
 from mkcompile.runtime.trace.exposed import summary
 from mkcompile.runtime.trace.instances import LANE, ROLE, Instance, instances
-from mkcompile.runtime.trace.record import Recorder
 
 from .ranks import RankGroup, random_input
 from .test_reductions import BOTH, check, config_of
@@ -59,6 +60,30 @@ def test_every_task_is_recorded_and_the_result_is_right(operator: str, broadcast
     (clock,) = align(traces)[1:]
     assert clock.within_ns is not None and abs(clock.offset_ns) <= clock.within_ns, "one GPU has one clock"
     assert clock.within_ns < 100_000, clock
+    for numbers in summary(traces):
+        assert 0 < numbers.computing_us <= numbers.span_us and 0 < numbers.busy_share < 1, numbers
+
+
+@pytest.mark.parametrize("operator", ["gemm_reduce_scatter", "gemm_all_reduce"], ids=["rs", "ar"])
+@pytest.mark.parametrize("hands_over", [False, True], ids=["sends", "hands_over"])
+def test_a_kernel_for_few_rows_is_recorded(operator: str, hands_over: bool) -> None:
+    group, grid = RankGroup((0, 0), arena_bytes=64 << 20), 16
+    group.record()
+    config = config_of(operator, "none", (128, 64), streams=True, hands_over=hands_over, trace=True)
+    check(group, config, 512, N, K, epochs=3, schedule=TileSchedule(grid=grid))
+    traces, tiles = group.traces(), (512 // 128) * (N // 64)
+    for rank, trace in enumerate(traces):
+        assert trace.overwritten == 0
+        found = instances(trace)
+        assert [one.epoch for one in found] == [1, 2, 3], rank
+        for one in found:
+            assert count(one, "block") == grid and count(one, "load") == tiles
+            assert count(one, "mainloop") == count(one, "epilogue") == 2 * tiles, "of both math groups"
+            # by two warps; a block's last tile, and rows of one's own, are not handed over
+            most = 2 * (tiles - grid) if hands_over else 0
+            assert count(one, "push") == most or (0 < count(one, "push") < most and operator == "gemm_reduce_scatter")
+            assert len(np.unique(one.tasks["tile"][one.tasks["role"] == ROLE["mainloop"]])) == tiles
+            check_lanes(one)
     for numbers in summary(traces):
         assert 0 < numbers.computing_us <= numbers.span_us and 0 < numbers.busy_share < 1, numbers
 

@@ -25,6 +25,8 @@ _SCATTER, _REDUCE = (
 def gathers() -> list[KernelConfig]:
     """Of `gather_cases.py`, and of the benchmarks of gathers."""
     found = [stream_config(_GATHER, form.tile, form.split) for form in STREAM_GATHERS]
+    # of captures without warm-up
+    found.append(stream_config(replace(_GATHER, dtype="float16", weight_layout="kn"), (64, 64), 1))
     for tile, layout in product(GATHER_TILES, _LAYOUTS):
         base = replace(_GATHER, weight_layout=layout).with_tile(*tile)  # type: ignore[arg-type]
         half = replace(base, dtype="float16")
@@ -36,12 +38,13 @@ def half_precision() -> list[KernelConfig]:
     """The reductions of `operator_cases.py` and `graph_cases.py` in float16."""
     few = [
         stream_config(replace(base, dtype="float16"), tile, 1)
-        for base, tile in ((_REDUCE, (64, 64)), (_SCATTER, (64, 64)), (_SCATTER, (128, 64)))
+        for base, tile in ((_REDUCE, (64, 64)), (_SCATTER, (64, 64)), (_SCATTER, (64, 128)), (_SCATTER, (128, 64)))
     ]
     found = [
         form for one in few for form in (one, replace(one, has_bias=True), replace(one, weight_layout="kn"))
     ]  # fmt: skip
-    return [*found, replace(_REDUCE, dtype="float16").with_tile(128, 64)]
+    large = [(_REDUCE, (128, 64)), (_REDUCE, (128, 128)), (_SCATTER, (128, 256))]
+    return [*found, *(replace(base, dtype="float16").with_tile(*tile) for base, tile in large)]
 
 
 def traced() -> list[KernelConfig]:

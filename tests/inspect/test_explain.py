@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -132,6 +133,21 @@ def test_a_compiled_module_is_explained_as_it_was_compiled(world: None) -> None:
     assert kept.collectives[0].reason is Reason.POLICY_NEVER
     assert compiled_with(torch.compile(ByHand(), backend="mkernel", mode="max-autotune")) == (None, "max-autotune")
     assert compiled_with(torch.compile(ByHand(), options={"max_autotune": True})) == (None, None)
+
+
+def compiled_in_place(model: nn.Module, **options: Any) -> nn.Module:
+    model.compile(backend="mkernel", **options)
+    return model
+
+
+def test_what_was_compiled_in_place_or_as_a_function_is_too(world: None) -> None:
+    model = ByHand()
+    by_function = torch.compile(lambda x: model(x), backend="mkernel", options=ALWAYS)
+    for compiled in (compiled_in_place(ByHand(), options=ALWAYS), by_function):
+        report = mkcompile.explain(compiled, torch.ones(4, 16))
+        assert outcome(report)[0][2] == "gemm_all_reduce" and report.options == "mkernel.fuse=always"
+    assert compiled_with(compiled_in_place(ByHand(), mode="max-autotune")) == (None, "max-autotune")
+    assert compiled_with(compiled_in_place(ByHand())) == compiled_with(ByHand()) == (None, None)
 
 
 def test_real_weights_their_gradients_and_results_are_left_alone(world: None) -> None:

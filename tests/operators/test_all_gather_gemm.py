@@ -8,7 +8,7 @@ its own to x, so that no two of them gather the same tensor.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,20 +19,14 @@ from torch.nn import functional as nnf
 
 from mkcompile.ops.all_gather_gemm import FORM_INPUT, FORM_TRANSPOSED, FORM_WEIGHT, FORM_WEIGHT_TRANSPOSED
 from mkcompile.passes.site import Site
-from tests.captured import Captured, assert_same_values, capture, capture_each, fake_group
+from tests.captured import Captured, assert_same_values, capture, capture_each
 from tests.regions import ScatterToSequence, all_gather
 
 WORLD_SIZE = 4
 GROUP = "0"
 Function = Callable[[Tensor, Tensor, Tensor], Any]
 c10d = torch.ops._c10d_functional
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE) as name:
-        assert name == GROUP
-        yield
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def gathered(x: Tensor, dim: int) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from operator import getitem
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.nn import functional as nnf
 from mkcompile.passes.all_gather_gemm import find
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.site import Match, Refusal, Site
-from tests.captured import Captured, capture_each, fake_group
+from tests.captured import Captured, capture_each
 from tests.operators.test_all_gather_gemm import (
     GROUP,
     WORLD_SIZE,
@@ -28,11 +27,7 @@ from tests.operators.test_all_gather_gemm import (
     name_of,
 )
 
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE):
-        yield
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def added(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Its pattern finders run on the graphs of this folder's programs, next to ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,18 +14,13 @@ from torch import Tensor, fx
 from torch._inductor.fx_passes import micro_pipeline_tp as async_tp
 
 from mkcompile.passes.graph import collectives
-from tests.captured import Captured, capture, capture_each, fake_group
+from tests.captured import Captured, capture, capture_each
 from tests.operators import test_all_gather_gemm as gathers
 from tests.operators import test_gemm_reduce_scatter as scatters
 from tests.operators import test_scaled_gemms as scaled
 
 WORLD_SIZE = 4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE):
-        yield
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def would_fuse(graph: fx.Graph) -> set[fx.Node]:

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.captured import Captured, assert_same_values, capture, fake_group
+from tests.captured import Captured, assert_same_values, capture
 from tests.models.setting import Setting
 from tests.models.zoo import ZOO
 
 WORLD_SIZE = 4
 TOLERANCE = 1e-5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE):
-        yield
-
+pytestmark = pytest.mark.usefixtures("group")
 
 # model: what becomes of the collectives of the forward graph, and of the backward graph
 BLOCKS: dict[str, tuple[Counter[str], Counter[str]]] = {

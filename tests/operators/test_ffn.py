@@ -8,7 +8,7 @@ number of its own to x, so that no two of them share a gather.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from mkcompile.passes.reason import Reason
 from mkcompile.passes.site import Site
 from mkcompile.plan.decide import Policy
 from mkcompile.plan.topology import preset
-from tests.captured import Captured, assert_same_values, capture, capture_each, fake_group
+from tests.captured import Captured, assert_same_values, capture, capture_each
 from tests.regions import GatherFromSequence, ScatterToSequence, all_gather
 
 WORLD_SIZE = 4
@@ -31,13 +31,7 @@ GROUP = "0"
 TOLERANCE = 1e-5
 HIDDEN = 12
 Function = Callable[..., Any]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE) as name:
-        assert name == GROUP
-        yield
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def reduced(y: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,17 +15,12 @@ from mkcompile.passes.ffn import find
 from mkcompile.passes.graph import collectives
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.site import Match, Refusal
-from tests.captured import capture, fake_group
+from tests.captured import capture
 from tests.operators.test_ffn import GROUP, HIDDEN, WORLD_SIZE, Function, inputs, name_of, reduced, scattered
 from tests.regions import all_gather
 
 c10d = torch.ops._c10d_functional
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE):
-        yield
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def unknown_activation(x: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> Tensor:

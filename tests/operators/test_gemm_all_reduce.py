@@ -7,7 +7,7 @@ Legend: x [B, S, K], w [N, K] (a Linear's weight), v [K, N].
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,19 +16,13 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from mkcompile.passes.site import Site
-from tests.captured import Captured, assert_same_values, capture, capture_each, fake_group
+from tests.captured import Captured, assert_same_values, capture, capture_each
 from tests.regions import CopyToRegion
 
 WORLD_SIZE = 4
 GROUP = "0"
 FUSED = Counter(gemm_all_reduce=1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE) as name:
-        assert name == GROUP
-        yield
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def reduced(x: Tensor, op: str = "sum") -> Tensor:

@@ -7,7 +7,7 @@ Legend: x [B, S, K] = [4, 8, 8], w [N, K] (a Linear's weight), N = 16.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,20 +16,14 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from mkcompile.passes.site import Site
-from tests.captured import Captured, assert_same_values, capture, capture_each, fake_group
+from tests.captured import Captured, assert_same_values, capture, capture_each
 from tests.regions import GatherFromSequence
 
 WORLD_SIZE = 4
 GROUP = "0"
 FUSED = Counter(gemm_reduce_scatter=1)
 c10d = torch.ops._c10d_functional
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE) as name:
-        assert name == GROUP
-        yield
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def scattered(x: Tensor, dim: int, op: str = "sum") -> Tensor:

@@ -8,7 +8,7 @@ Legend: x [B, S, K] = [4, 8, 16], w [N, K] (a Linear's weight) in float8_e4m3fn;
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from mkcompile.passes.reason import Reason
 from mkcompile.passes.site import Site
 from mkcompile.plan.decide import Policy
 from mkcompile.plan.topology import preset
-from tests.captured import Captured, assert_same_values, capture, capture_each, fake_group
+from tests.captured import Captured, assert_same_values, capture, capture_each
 
 WORLD_SIZE = 4
 GROUP = "0"
@@ -35,13 +35,7 @@ c10d = torch.ops._c10d_functional
 needs_row_scales = pytest.mark.skipif(
     torch.__version__.startswith("2.11."), reason="torch 2.11 has no product with a scale for each row on the CPU"
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE) as name:
-        assert name == GROUP
-        yield
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def scaled(x: Tensor, w: Tensor, scales: tuple[Tensor, Tensor], **options: Any) -> Tensor:

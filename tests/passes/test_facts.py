@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,17 +12,12 @@ from torch import Tensor
 from torch._inductor import config as inductor_config
 
 from mkcompile.plan import key
-from tests.captured import Captured, capture, capture_each, fake_group
+from tests.captured import Captured, capture, capture_each
 from tests.regions import CopyToRegion, ReduceFromRegion
 
-GROUP = "0"
+GROUP, WORLD_SIZE = "0", 2
 STAYS, ALONE = {key.STAYS}, {key.ALONE}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(2):
-        yield
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def reduced(x: Tensor, w: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,20 +12,17 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from mkcompile.passes import normalise
+from mkcompile.passes.fuse import anywhere, fuse
 from mkcompile.passes.graph import WAIT
+from mkcompile.passes.reason import Reason
 from mkcompile.passes.site import Site
-from tests.captured import Captured, assert_same_values, count, fake_group
+from tests.captured import Captured, assert_same_values, count
 
 WORLD_SIZE = 2
 GROUP = "0"
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE):
-        yield
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def reduced(x: Tensor, op: str = "sum", group: str = GROUP) -> Tensor:
@@ -192,6 +189,10 @@ def different_dtypes(x: Tensor, y: Tensor) -> object:
     return reduced(x) + reduced(y.bfloat16())
 
 
+def float16(x: Tensor, y: Tensor) -> object:
+    return reduced(x.half()) + reduced(y.half())
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -203,10 +204,22 @@ def different_dtypes(x: Tensor, y: Tensor) -> object:
         broadcast,
         scaled_sum,
         different_dtypes,
+        float16,
     ],
 )
 def test_sums_that_must_stay(function: Callable[..., object]) -> None:
     assert collectives_of(normalised(function, *tensors(2)))["all_reduce"] == 2
+
+
+def test_never_leaves_the_graph_as_it_is() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return reduced(x @ w) + reduced(w @ x)
+
+    graph = make_fx(function, tracing_mode="fake")(*tensors(2, 8, 8)).graph
+    before = str(graph)
+    sites = fuse(graph, policy="never", judge=anywhere(lambda problem: Reason.POLICY_NEVER))
+    assert [one.reason for one in sites] == [Reason.POLICY_NEVER] * 2
+    assert str(graph) == before
 
 
 def test_scatters_along_different_dimensions_stay() -> None:
@@ -268,6 +281,17 @@ def test_scale_of_a_low_rank_addend_moves_to_its_small_input() -> None:
     graph = normalised(function, *tensors(1, 4, 8), *tensors(1, 8, 6), *tensors(1, 8, 2), *tensors(1, 2, 6))
     (scale,) = graph.find_nodes(op="call_function", target=aten.mul.Tensor)
     assert tuple(scale.meta["val"].shape) == (4, 2)
+
+
+@pytest.mark.parametrize(("factor", "moves"), [(2.0, False), (0.5, True)])
+def test_scale_of_a_float16_addend_moves_where_it_makes_the_input_smaller(factor: float, moves: bool) -> None:
+    def function(x: Tensor, w: Tensor, low: Tensor, back: Tensor) -> Tensor:
+        return reduced(x @ w + ((x @ low) @ back) * factor)
+
+    shapes = ((4, 8), (8, 6), (8, 2), (2, 6))
+    graph = normalised(function, *(torch.randn(shape, dtype=torch.float16) for shape in shapes))
+    (scale,) = graph.find_nodes(op="call_function", target=aten.mul.Tensor)
+    assert (tuple(scale.meta["val"].shape) == (4, 2)) is moves
 
 
 def test_scale_stays_where_nothing_is_reduced() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,17 +11,12 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
 from mkcompile.passes.reason import Reason
-from tests.captured import assert_same_values, capture, fake_group
+from tests.captured import assert_same_values, capture
 
 WORLD_SIZE = 4
 GROUP = "0"
 c10d = torch.ops._c10d_functional
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE):
-        yield
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def to_heads(x: Tensor, w: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,17 +18,12 @@ from mkcompile.passes.gemm_all_reduce import find
 from mkcompile.passes.graph import ALL_REDUCE
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.site import Refusal, Site
-from tests.captured import Captured, assert_same_values, capture, capture_each, fake_group
+from tests.captured import Captured, assert_same_values, capture, capture_each
 
 WORLD_SIZE = 4
 GROUP = "0"
 c10d = torch.ops._c10d_functional
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE):
-        yield
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def reduced(x: Tensor, op: str = "sum") -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -20,16 +20,12 @@ from mkcompile.passes.graph import ALL_REDUCE
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.rewrite import Rewriter
 from mkcompile.passes.site import Match
-from tests.captured import Captured, assert_same_values, capture, fake_group
+from tests.captured import Captured, assert_same_values, capture
 
 WORLD_SIZE = 4
 GROUP = "0"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE):
-        yield
+aten = torch.ops.aten
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def reduced(x: Tensor) -> Tensor:
@@ -130,6 +126,28 @@ def test_a_site_whose_input_needs_its_own_output_is_refused() -> None:
     assert str(graph) == text
 
 
+def draws(graph: fx.Graph) -> list[torch.Size]:
+    """The shapes of what is drawn, in order."""
+    return [node.meta["val"].shape for node in graph.find_nodes(op="call_function", target=aten.bernoulli.p)]
+
+
+@pytest.mark.parametrize("is_drawn_for_the_site", [False, True])
+def test_random_numbers_are_drawn_in_the_order_in_which_they_were(is_drawn_for_the_site: bool) -> None:
+    """A product of the gathered tensor is dropped from, then something else; the site waits for a later weight."""
+
+    def function(x: Tensor, w: Tensor, later: Tensor) -> list[Tensor]:
+        gathered = funcol.all_gather_tensor(x, 0, GROUP)
+        first = aten.bernoulli.p(gathered @ w, 0.5)
+        second = aten.bernoulli.p(later, 0.5)
+        other_w = second if is_drawn_for_the_site else torch.relu(later)
+        return [first, gathered @ other_w, second]
+
+    with inductor_config.patch(fallback_random=True):
+        graph = only(function, torch.randn(4, 8), torch.randn(8, 6), torch.randn(8, 16))
+    assert draws(graph.before.graph) == draws(graph.after.graph) == [(16, 6), (8, 16)]
+    assert graph.calls == ({} if is_drawn_for_the_site else {"all_gather_gemm": 1})
+
+
 def test_new_nodes_keep_values_and_where_they_come_from() -> None:
     graph = only(chain, torch.randn(8, 8), torch.randn(8, 8))
     (fused,) = fused_nodes(graph)
@@ -208,6 +226,13 @@ def test_a_bias_of_another_dtype_stays_behind_the_operator(function: Callable[..
     graph = only(function, torch.randn(8, 16).bfloat16(), torch.randn(16, 24).bfloat16(), torch.randn(24))
     assert sum(graph.calls.values()) == 1 and "ffn" not in graph.calls
     assert_same_values(graph, WORLD_SIZE, tolerance=2e-2)
+
+
+@pytest.mark.parametrize(("asserts", "fused"), [(True, None), (False, "gemm_all_reduce")])
+def test_no_operator_is_put_where_the_fx_wrapper_fails_at_its_check(asserts: bool, fused: str | None) -> None:
+    with inductor_config.patch(fx_wrapper=True, alignment_asserts=asserts):
+        (site,) = only(chain, torch.randn(8, 16), torch.randn(16, 24)).sites
+    assert (site.operator, site.reason) == (fused, None if fused else Reason.FX_WRAPPER)
 
 
 def test_what_returns_a_list_is_left_to_the_cpp_wrapper() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -20,18 +20,13 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from mkcompile.passes.fuse import fuse
 from mkcompile.passes.graph import VIEWS, peel
 from mkcompile.passes.save_reduced import SaveReduced
-from tests.captured import Captured, assert_same_values, capture, count, fake_group
+from tests.captured import Captured, assert_same_values, capture, count
 
 WORLD_SIZE = 2
 GROUP = "0"
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE):
-        yield
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def _waits_for_each(x: Tensor, weights: list[Tensor], laid_out: Callable[[Tensor], Tensor]) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import prod
 
 import pytest
@@ -13,17 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from mkcompile.passes.graph import REDUCE_SCATTER, aten, is_call, peel
 from mkcompile.passes.reason import Reason, Why
 from mkcompile.passes.scatter import Scatter, rows_or_columns, scatter_before
-from tests.captured import fake_group
 
 WORLD_SIZE = 4
 c10d = torch.ops._c10d_functional
 Layout = Callable[[Tensor], Tensor]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE):
-        yield
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def found(layout: Layout, *shape: int) -> tuple[Scatter | Why, fx.Node]:

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from mkcompile.errors import OptionError
-from mkcompile.plan import PRESETS, Policy
-from mkcompile.plan.simulate import MODELS, Layout, Workload, main, model, scaling, simulate
+from mkcompile.plan import PRESETS, Policy, Refusal, preset
+from mkcompile.plan.simulate import MODELS, Layout, Workload, main, model, scaling, simulate, sweep
 from mkcompile.plan.simulate.engine import Task, run
+from mkcompile.plan.simulate.sweep import parse_site
 
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "2xh200" / "models-baseline.json"
 BLOCKS = {
@@ -119,13 +120,26 @@ def test_feed_forward_networks_are_planned_whole_where_that_is_faster() -> None:
     """And then stand beside what they replace, their parts with the activation between them."""
     all_reduced = Layout(tensor=8, sequence=False)
     load = Workload(tokens=16, train=False)
-    few = simulate(replace(model("llama3-70b"), num_layers=2), "8xh200", all_reduced, load)
+    few = simulate(replace(model("llama3-70b"), num_layers=2), "8xh200", all_reduced, load, policy=Policy())
     found = {one.operator: one for one in few.rows[0].operators}
     assert found["ffn"].sites == 2 and found["ffn"].fused_s < found["ffn"].unfused_s
     many = simulate(replace(model("llama3-70b"), num_layers=2), "8xh200", workload=Workload(tokens=32768, train=False))
     for row in (few.rows[0], many.rows[0]):
         apart = sum(one.unfused_s - one.fused_s for one in row.operators)
         assert row.unfused_s - row.fused_s == pytest.approx(apart, rel=0.02), "the step saves what its operators save"
+
+
+def test_what_has_no_kernel_is_planned_for_those_who_ask_only() -> None:
+    few, load = replace(model("llama3-70b"), num_layers=2), Workload(tokens=16, train=False)
+    ours, all_known = (
+        simulate(few, "8xh200", Layout(tensor=8, sequence=False), load, **policy).rows[0].operators
+        for policy in ({}, {"policy": Policy()})
+    )
+    assert {f"{one.operator}/{one.variant}" for one in ours} == {"gemm_all_reduce/stream"}
+    assert "ffn" in {one.operator for one in all_known}
+    site = parse_site("ffn:16x8192x8192x3584", 8)
+    assert sweep([site], preset("8xh200")).decisions[0].refusal is Refusal.NO_KERNEL
+    assert sweep([site], preset("8xh200"), Policy()).decisions[0].refusal is None
 
 
 def test_one_gpu_exposes_nothing() -> None:
@@ -177,7 +191,7 @@ def test_scaling_reaches_128_nodes_and_exposes_more() -> None:
 
 
 def test_result_as_dictionary_table_and_plot(tmp_path: Path) -> None:
-    result = simulate(replace(model("mixtral-8x7b"), num_layers=2), "8xh200")
+    result = simulate(replace(model("mixtral-8x7b"), num_layers=2), "8xh200", policy=Policy())
     values = json.loads(result.to_json(timeline=True))
     assert values["rows"][0]["speed_up"] == pytest.approx(result.rows[0].speed_up)
     assert {one["operator"] for one in values["rows"][0]["operators"]} >= {"moe_dispatch_gemm", "all_gather_gemm"}

@@ -7,8 +7,8 @@ import ctypes
 import numpy as np
 
 from mkcompile.runtime import abi
+from mkcompile.runtime.recorder import TASK, RankTrace, Tasks
 from mkcompile.runtime.trace.instances import LANE, ROLE
-from mkcompile.runtime.trace.record import TASK, RankTrace, Tasks
 
 LAUNCH = "gemm_reduce_scatter 1024x1024x512 on 2 ranks, 128x256_s3_bfloat16_nk, grid 4"
 TILE_NS, EPILOGUE_NS, FLIGHT_NS, FENCE_NS = 10_000, 2_000, 1_500, 700

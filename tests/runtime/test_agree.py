@@ -10,8 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_process_group_store
 
-from mkcompile.errors import PlanMismatchError
+from mkcompile.errors import GroupError, PlanMismatchError
+from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.runtime.agree import Agreement
+from mkcompile.runtime.dispatch import Dispatch
 from tests.spawn import Outcomes, run_cases
 
 WORLD = 3
@@ -193,3 +195,17 @@ def test_the_deadline_is_the_groups_own_timeout(outcomes: Outcomes) -> None:
 def test_steady_state_is_a_set_lookup(outcomes: Outcomes) -> None:
     # about 1 us alone; the bound leaves room for a loaded machine, and none for a trip to the store
     assert max(outcomes.values("steady_state_cost_us")) < 10.0
+
+
+def test_a_call_whose_group_is_gone_or_another_says_what_to_do() -> None:
+    from tests.runtime.fakes import lone_group  # it reads the settings, which ranks must not have done
+
+    x, w = torch.ones(16, 8), torch.ones(8, 16)
+    dispatch = Dispatch(Agreement())
+    with lone_group(world_size=2) as name:
+        call = GemmAllReduce([x], [w], None, "sum", 2, name, "always;compiled")
+        assert dispatch(call) is None and dispatch(call) is None
+    with pytest.raises(GroupError, match="init_process_group first"):
+        dispatch(call)
+    with lone_group(world_size=4), pytest.raises(GroupError, match=r"has 4 ranks, .* compiled again"):
+        dispatch(call)

@@ -289,17 +289,25 @@ def test_a_push_is_told_its_pace_and_nothing_else_has_one(fake_driver: FakeDrive
 def test_a_streaming_gather_is_told_where_rows_and_results_lie(fake_driver: FakeDriver) -> None:
     choice = stream_choice(CONFIG, GOOD.size, 16, StreamForm((64, 64), 1))
     kernel = LoadedKernel(config=choice.config, device_idx=0, function=ctypes.c_void_p(1))
-    prepared = PreparedGather(kernel, replace(GOOD, schedule=choice.schedule))
+    two = replace(
+        GOOD, weights=(Matrix(4096, 72, 64, 64), Matrix(5120, 8, 64, 64)), biases=(0, 0),
+        outs=(Matrix(4096, 256, 72, 512), Matrix(8192, 256, 8, 8)), size=replace(GOOD.size, n=(72, 8)),
+    )  # fmt: skip
+    prepared = PreparedGather(kernel, replace(two, schedule=choice.schedule))
     packed, gather = prepared.arguments
-    assert (packed.m, packed.n, packed.k[0], packed.out_address, packed.out_stride) == (256, 512, 64, 4096, 512)
+    assert (packed.m, packed.n, packed.k[0]) == (256, 3 * 64, 64)  # each product in tiles of its own
+    assert (gather.weights, list(gather.n)[:2], list(gather.out_stride)[:2]) == (2, [72, 8], [512, 8])
+    assert list(gather.out_address)[:2] == [4096, 8192]
+    assert [int(packed.weight[i][0]) for i in range(2)] == [4096, 5120]
     regions = [int(one[0]) for one in gather.arena]
     assert regions == [4096 + LAYOUT.region_offset + parity * LAYOUT.region_bytes for parity in range(2)]
     assert (gather.parts, gather.order) == (choice.schedule.parts, TOGETHER)
-    moved = prepared.moved(8192, (12288,), (16384,), (0,), 0)
+    moved = prepared.moved(8192, (12288, 16384), (20480, 24576), (0, 0), 0)
     packed, gather = moved.arguments
-    assert (packed.out_address, int(packed.weight[0][0]), gather.shard) == (16384, 12288, 8192)
+    assert (list(gather.out_address)[:2], gather.shard) == ([20480, 24576], 8192)
+    assert [int(packed.weight[i][0]) for i in range(2)] == [12288, 16384]
     assert [int(one[0]) for one in gather.arena] == regions
-    with pytest.raises(OperatorInputError, match="one product"):
+    with pytest.raises(OperatorInputError, match="returns no rows"):
         PreparedGather(kernel, replace(GOOD, schedule=choice.schedule, result=4096))
     shared = stream_choice(CONFIG, GOOD.size, 16, StreamForm((64, 64), 2))
     with pytest.raises(OperatorInputError, match="clusters of 2"):

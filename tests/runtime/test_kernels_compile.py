@@ -18,7 +18,8 @@ from mkcompile.errors import CompileError, OperatorInputError, UnsupportedDevice
 from mkcompile.runtime import abi, driver, nvrtc, sources
 from mkcompile.runtime.gather_engine import engine_cubin
 from mkcompile.runtime.kernel import OPTIONS, compile_kernel
-from mkcompile.runtime.kernel_config import KernelConfig, all_configs
+from mkcompile.runtime.kernel_config import KernelConfig
+from mkcompile.runtime.offered import all_configs
 from mkcompile.runtime.warmup import warm_up
 
 from ..gpu.broken_kernels import NO_ARRIVALS, NO_CARRIED, NO_CLEAR, NO_EXCHANGE, NO_MAIL, NO_WAIT, without
@@ -129,11 +130,6 @@ def test_all_configurations_are_clean() -> None:
         if not kernel.cubin.resources.is_clean or kernel.cubin.resources.registers > MAX_REGISTERS
     ]
     assert not spoiled, "\n".join(spoiled)
-
-
-def test_configurations_have_names_of_their_own() -> None:
-    names = [config.name for config in all_configs()]
-    assert len(names) == len(set(names))
 
 
 def test_plain_sm_90_is_refused_by_the_assembler() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -73,9 +75,28 @@ def rank_0_never_comes(rank: int, world_size: int) -> str:
     return "nothing"
 
 
+def rank_0_tries_again(rank: int, world_size: int) -> str:
+    """Rank 1 comes when rank 0 has given up; before the second try rank 0 measures anew."""
+    group, published, tries = dist.group.WORLD, Published(topic="again"), count()
+    assert group is not None
+
+    def own() -> Basis:
+        return Basis(topology=replace(TOPOLOGY, name=f"try {next(tries)}"))
+
+    if rank == 0:
+        with patch("mkcompile.runtime.published.group_timeout_s", return_value=0.05), pytest.raises(AbsentRankError):
+            published.of(group, own)
+        dist.barrier()
+    else:
+        dist.barrier()
+        published.of(group, own)
+    dist.barrier()
+    return published.of(group, own).topology.name
+
+
 @pytest.fixture(scope="module")
 def outcomes() -> Outcomes:
-    cases = {one.__name__: one for one in (told, other_grids, rank_0_never_comes)}
+    cases = {one.__name__: one for one in (told, other_grids, rank_0_never_comes, rank_0_tries_again)}
     return run_cases(cases, 2, group_timeout_s=DEADLINE_S, timeout_s=200.0)
 
 
@@ -94,6 +115,10 @@ def test_plans_that_differ_are_an_error_on_both_ranks(outcomes: Outcomes) -> Non
 def test_a_rank_0_that_never_comes_is_named_in_time(outcomes: Outcomes) -> None:
     message = outcomes.values("rank_0_never_comes")[1]
     assert "waited 10 s for rank 0" in message
+
+
+def test_a_second_try_tells_what_the_first_told(outcomes: Outcomes) -> None:
+    assert outcomes.values("rank_0_tries_again") == ["try 0", "try 0"]
 
 
 def test_a_lone_rank_asks_nobody_and_each_life_of_a_group_anew() -> None:

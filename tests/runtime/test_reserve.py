@@ -15,8 +15,9 @@ from mkcompile.errors import OptionError
 from mkcompile.ops.all_gather_gemm import AllGatherGemm
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
 from mkcompile.plan import key
+from mkcompile.plan.kernels import AVAILABLE
 from mkcompile.plan.plan import Plan, Roles, Tile
-from mkcompile.runtime import reserve
+from mkcompile.runtime import machine, reserve
 from mkcompile.runtime.abi import MAX_WORLD
 from mkcompile.runtime.exchange import Exchange
 from mkcompile.runtime.launcher import Launcher
@@ -174,3 +175,10 @@ def test_sites_are_judged_by_what_most_compiled_graphs_leave() -> None:
 
 def test_sites_are_refused_where_launches_would_be() -> None:
     assert policy_of().max_ranks == MAX_WORLD
+
+
+def test_what_blocking_launches_cannot_run_is_not_counted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = {"all_gather_gemm/copy_engine", "all_gather_gemm/library"}
+    assert policy_of().available == AVAILABLE and engines < AVAILABLE
+    monkeypatch.setattr(machine, "settings", lambda: read_settings({"CUDA_LAUNCH_BLOCKING": "1"}))
+    assert policy_of().available == AVAILABLE - engines

@@ -14,11 +14,11 @@ import torch
 from mkcompile.errors import OptionError
 from mkcompile.runtime import abi, trace
 from mkcompile.runtime.launcher import Launcher
+from mkcompile.runtime.recorder import RankTrace, Recorder, parse
 from mkcompile.runtime.trace.clocks import align
 from mkcompile.runtime.trace.exposed import covered_ns, summary
 from mkcompile.runtime.trace.file import Timeline, read, write
 from mkcompile.runtime.trace.instances import LANE, ROLE, instances
-from mkcompile.runtime.trace.record import RankTrace, Recorder, parse
 
 from .fakes import FakeDriver, FakePlatform
 from .synthetic_trace import EPILOGUE_NS, NUM_BLOCKS, TILE_NS, TILES, rank_trace, ring_bytes
@@ -170,6 +170,18 @@ def test_recorder_marks_launches_by_what_they_are() -> None:
     assert packed[0].trace_blocks == 2 and packed[0].trace_records == 4 and packed[0].trace != 0
     assert recorder.read(rank=1).launches == ("a", "b")
     assert len(recorder.read(rank=1).tasks) == 0
+
+
+@pytest.mark.parametrize("records", [8, 64])
+def test_a_recorder_reads_what_was_written_and_no_more(records: int) -> None:
+    """As the whole memory would be read: rings that are full, and rings that are mostly empty."""
+    made = ring_bytes(rank_trace(0, 0, epochs=3).tasks, NUM_BLOCKS, records)
+    recorder = Recorder(device=torch.device("cpu"), num_blocks=NUM_BLOCKS, records=records)
+    recorder._memory.copy_(torch.from_numpy(made))
+    whole, overwritten = parse(made, NUM_BLOCKS, records)
+    found = recorder.read(rank=0)
+    assert np.array_equal(found.tasks, whole) and found.overwritten == overwritten
+    assert (overwritten > 0) == (records == 8)
 
 
 def test_launcher_traces_only_where_it_is_told_to(fake_driver: FakeDriver, platform: FakePlatform) -> None:

@@ -7,31 +7,40 @@ from pathlib import Path
 
 import pytest
 
+from mkcompile.config import Settings
 from mkcompile.errors import CompileError, UnsupportedDeviceError
-from mkcompile.runtime import kernel_cache, nvrtc, sources, warmup
+from mkcompile.runtime import kernel_cache, network_choice, nvrtc, sources, warmup
 from mkcompile.runtime.kernel import OPTIONS, CompiledKernel, translation_unit
 from mkcompile.runtime.kernel_cache import KernelCache, entry_key
-from mkcompile.runtime.kernel_config import (
-    GATHER_TILES,
-    HANDS_OVER,
-    PING_PONG,
-    STREAM_FORMS,
-    TILES,
-    KernelConfig,
-    all_configs,
-)
+from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.nvrtc import Cubin
+from mkcompile.runtime.offered import all_configs, launched_configs
+
+
+def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert warmup.main(["--list", *arguments]) == 0
+    return capsys.readouterr().out.split()
 
 
 def test_it_compiles_what_the_launcher_asks_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert warmup.main(["--list", "--layout", "nk"]) == 0
-    names = capsys.readouterr().out.split()
-    panels = 3 * len(TILES) + len(GATHER_TILES)  # reduce-scatter, both ways of the all-reduce, gathers
-    streams = 3 * len(STREAM_FORMS) + 2 * (len(HANDS_OVER) + len(PING_PONG))  # gathers send no partials
-    assert len(names) == 2 * (panels + streams), "with and without bias"
-    assert all("bfloat16_nk" in name for name in names)
-    assert warmup.main(["--list", "--all"]) == 0
-    assert len(capsys.readouterr().out.split()) == len(all_configs())
+    names = listed(capsys, "--layout", "nk")
+    assert names == [config.name for config in launched_configs(["bfloat16"], ["nk"])]
+    assert all("bfloat16_nk" in name and "flat" not in name for name in names)
+    assert len(listed(capsys, "--all")) == len(all_configs())
+
+
+def test_kernels_over_nodes_are_compiled_where_a_network_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_node = listed(capsys)
+    flat = listed(capsys, "--network", "flat")
+    assert flat and all("flat" in name for name in flat)
+    both = sorted([*one_node, *flat, *listed(capsys, "--network", "hierarchical")])
+    settings = Settings(network="rc:mlx5_0", trace=True)
+    monkeypatch.setattr(network_choice, "settings", lambda: settings)
+    assert sorted(listed(capsys)) == both
+    monkeypatch.setattr(warmup, "settings", lambda: settings)
+    assert sorted(listed(capsys)) == sorted(f"{name}_trace" for name in both)
 
 
 @pytest.mark.parametrize(("error", "status"), [(UnsupportedDeviceError("no NVRTC"), 2), (CompileError("line 3"), 1)])
@@ -60,7 +69,7 @@ def test_it_says_how_much_there_is_to_do_and_stops_when_told(
     monkeypatch.setattr(warmup, "warm_up", interrupted)
     assert warmup.main(["--jobs", "2"]) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith(f"{len(warmup.launched_configs(['bfloat16'], ['nk', 'kn']))} kernels, 2 at once")
+    assert said.startswith(f"{len(launched_configs(['bfloat16'], ['nk', 'kn']))} kernels, 2 at once")
     assert said.count(", about") == 1 and "stopped; 10 of" in said
     assert warmup._left_text([0.0, *range(30, 330, 30)], 20) == ", about 5 min left"
 

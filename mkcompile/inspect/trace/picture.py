@@ -16,10 +16,10 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from mkcompile.runtime import abi
+from mkcompile.runtime.recorder import RankTrace, Tasks
 from mkcompile.runtime.trace.exposed import summary
 from mkcompile.runtime.trace.file import Timeline
 from mkcompile.runtime.trace.instances import LANE, ROLE
-from mkcompile.runtime.trace.record import RankTrace, Tasks
 
 #: The block's stay is the frame of all others, and has no colour of its own.
 COLOURS = {

@@ -1,7 +1,7 @@
 """`simulate`: predicted steps of whole models on machines that need not be here.
 
-The same cost model as the planner's, run as discrete events. Kernels that are planned but do not exist yet (across
-nodes, experts, ring attention) count as if they did, unless `Policy.available` says otherwise.
+The same cost model as the planner's, run as discrete events, with the kernels that exist; under `Policy()` those that
+are planned but do not exist yet (`ffn`, experts, ring attention) count as if they did.
 """
 
 from mkcompile.plan.simulate.command import main

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from mkcompile.plan.decide import DEFAULT_POLICY, Policy
+from mkcompile.plan.decide import Policy
+from mkcompile.plan.kernels import EXISTING
 from mkcompile.plan.simulate.engine import Event, run
 from mkcompile.plan.simulate.layout import Layout, Workload
 from mkcompile.plan.simulate.models import Model, model
@@ -20,9 +21,9 @@ def simulate(
     topology: Topology | str,
     layout: Layout | None = None,
     workload: Workload | None = None,
-    policy: Policy = DEFAULT_POLICY,
+    policy: Policy = EXISTING,
 ) -> SimulationResult:
-    """One step of a model, unfused and fused.
+    """One step of a model, unfused and fused, by default with the kernels that exist; `Policy()` takes all.
 
     The layout's default: tensor parallelism over a node (at most 8), data parallelism over the rest.
     Raises: OptionError for unknown names, and for a layout that fits neither model nor machine.
@@ -69,7 +70,7 @@ def scaling(
     topology: Topology | str,
     nodes: Sequence[int] = NODES,
     workload: Workload | None = None,
-    policy: Policy = DEFAULT_POLICY,
+    policy: Policy = EXISTING,
 ) -> SimulationResult:
     """The default layout on more and more nodes."""
     base = preset(topology) if isinstance(topology, str) else topology

@@ -12,7 +12,8 @@ from rich.table import Table
 from mkcompile.errors import OptionError
 from mkcompile.ops import OPERATOR_MODULES
 from mkcompile.ops.problem import Problem
-from mkcompile.plan.decide import DEFAULT_POLICY, Decision, Policy, decide
+from mkcompile.plan.decide import Decision, Policy, decide
+from mkcompile.plan.kernels import EXISTING
 from mkcompile.plan.topology import Topology
 
 
@@ -66,8 +67,8 @@ def _values(decision: Decision) -> dict[str, Any]:
     }
 
 
-def sweep(problems: Iterable[Problem], topology: Topology, policy: Policy = DEFAULT_POLICY) -> SweepResult:
-    """Decide them all."""
+def sweep(problems: Iterable[Problem], topology: Topology, policy: Policy = EXISTING) -> SweepResult:
+    """Decide them all; by default with the kernels that exist."""
     return SweepResult(topology=topology.name, decisions=[decide(one, topology, policy) for one in problems])
 
 

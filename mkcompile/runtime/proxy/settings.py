@@ -44,7 +44,7 @@ class ProxyConfig:
     bounces: bool = False
     lanes: int = 1
     max_outstanding: int = 256
-    ring_capacity: int = 1024
+    ring_capacity: int = 4096
     timeline_capacity: int = 4096
     window_us: float = 2.0
     idle_spin_us: float = 1000.0

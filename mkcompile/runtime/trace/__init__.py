@@ -10,16 +10,15 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from mkcompile.runtime.recorder import RankTrace
 from mkcompile.runtime.trace.exposed import LaunchSummary, summary
-from mkcompile.runtime.trace.record import RankTrace
+from mkcompile.runtime.wiring import kernels
 
 __all__ = ["LaunchSummary", "RankTrace", "clear", "collect", "summary"]
 
 
 def collect() -> list[RankTrace]:
     """What this process's kernels have recorded; waits for the devices. Empty where nothing is traced."""
-    from mkcompile.runtime.wiring import kernels  # the launcher itself holds recorders
-
     found = kernels()
     if found is None:
         return []
@@ -30,8 +29,6 @@ def collect() -> list[RankTrace]:
 
 def clear() -> None:
     """Forget what was recorded so far, behind all work of the current stream."""
-    from mkcompile.runtime.wiring import kernels
-
     found = kernels()
     if found is not None:
         found.clear_traces()

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from mkcompile.runtime.recorder import RankTrace
 from mkcompile.runtime.trace.instances import LANE, ROLE, Instance, instances
-from mkcompile.runtime.trace.record import RankTrace
 
 _Key = tuple[object, ...]
 #: A flag on its way, with its reading. Source: docs/timeline.md.

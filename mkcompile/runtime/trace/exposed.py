@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mkcompile.runtime.recorder import RankTrace
 from mkcompile.runtime.trace.instances import LANE, ROLE, Instance, instances
-from mkcompile.runtime.trace.record import RankTrace
 
 _COMPUTE_LANES = (LANE["compute 0"], LANE["compute 1"])
 _COMPUTE_ROLES = (ROLE["mainloop"], ROLE["epilogue"])

@@ -18,10 +18,10 @@ import numpy as np
 
 from mkcompile.errors import OptionError
 from mkcompile.runtime import abi
+from mkcompile.runtime.recorder import TASK, RankTrace, Tasks
 from mkcompile.runtime.trace.clocks import Clock, align
 from mkcompile.runtime.trace.exposed import summarise
 from mkcompile.runtime.trace.instances import instances
-from mkcompile.runtime.trace.record import TASK, RankTrace, Tasks
 
 _LANES = len(abi.TRACE_LANES)
 #: Shorter waits have no slice of their own.

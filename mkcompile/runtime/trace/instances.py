@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mkcompile.runtime import abi
-from mkcompile.runtime.trace.record import RankTrace, Tasks
+from mkcompile.runtime.recorder import RankTrace, Tasks
 
 ROLE = {name: number for number, name in enumerate(abi.TRACE_ROLES)}
 LANE = {name: number for number, name in enumerate(abi.TRACE_LANES)}

@@ -76,7 +76,10 @@ class Recorder:
 
     def read(self, rank: int) -> RankTrace:
         """What was recorded so far. The device must be idle."""
-        tasks, overwritten = parse(self._memory.cpu().numpy(), self.num_blocks, self.records)
+        slots = self._memory.view(self.num_blocks, _NUM_LANES, self.records + 1, _SLOT_BYTES)
+        written = slots[:, :, 0, _WRITTEN_OFFSET : _WRITTEN_OFFSET + 8].contiguous().view(torch.int64)
+        used = min(self.records, max(1, int(written.max())))  # the rest, which is most of it, stays where it is
+        tasks, overwritten = parse(slots[:, :, : used + 1].contiguous().cpu().numpy(), self.num_blocks, used)
         is_cuda = self.device.type == "cuda"
         return RankTrace(
             rank=rank,
