@@ -59,7 +59,7 @@ MK_DEVICE void gather_store_role(const LaunchArguments& args, const GatherArgume
     const GatherPlace place = schedule.template place<Tile>(gather, position);
 #pragma unroll 1
     for (int index = 0; index < Tile::kPanels; ++index) {
-#pragma unroll
+#pragma unroll 1
       for (int g = group; g < group + kGroups; ++g) {
         const i32 x = place.column + (Tile::kSplitsRows ? 0 : g * Tile::kGroupN);
         const i32 y = place.out_row + (Tile::kSplitsRows ? g * 64 : 0);

@@ -95,12 +95,11 @@ struct ImageArrivals {
 
   /// Of the images from number `index` on, how many have come: at most `count`, at most as many as there are lanes.
   MK_DEVICE u32 here(u32 source, u32 index, u32 count) const {
-    const u32 lane = kLanes == 1 ? 0 : threadIdx.x % 32;
+    const u32 lane = threadIdx.x % 32;
     const u32 at = images.by_engine() ? index : index + (lane < count ? lane : count - 1);
     // pairs-with: image_ready acquire (carry_role -> gather_role), scope sys
     // pairs-with: image_fetched acquire (carry_role -> gather_role), scope gpu
     const bool mine = reached(load_acquire_sys(images.flag(images.args.rank, source, at)), images.epoch);
-    if constexpr (kLanes == 1) return mine;
     const u32 missing = ~__ballot_sync(~0u, mine);
     const u32 number = missing == 0 ? 32 : __ffs(missing) - 1;
     return number < count ? number : count;
@@ -116,7 +115,12 @@ struct ImageArrivals {
       if (left < count) count = left;
     }
     u32 number = 0;
-    while (!given_up && (number = here(source, index, count)) == 0) {
+    while (!given_up && number == 0) {
+      if constexpr (kLanes == 1) {
+        number = 1;
+      } else if ((number = here(source, index, count)) != 0) {
+        break;
+      }
       const u32* flag = images.flag(images.args.rank, source, index);
       const WaitSite site{kLoadRole, source, row_tile};
       // pairs-with: image_ready acquire (carry_role -> gather_role), scope sys
