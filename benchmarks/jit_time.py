@@ -25,6 +25,7 @@ KERNELS = (
     KernelConfig(operator="gemm_all_reduce", broadcast="staged"),
     KernelConfig(operator="gemm_all_reduce", broadcast="staged", dtype="float16", has_bias=True),
     KernelConfig(operator="all_gather_gemm"),
+    KernelConfig(operator="all_gather_gemm", returns=True),
     KernelConfig(operator="gemm_reduce_scatter", streams=True, block_m=128, block_n=128, hands_over=True),
     KernelConfig(operator="gemm_all_reduce", streams=True, block_m=128, block_n=128, hands_over=True),
     KernelConfig(operator="gemm_reduce_scatter", network="flat"),

@@ -19,7 +19,6 @@ struct Carrier {
   const GatherArguments& gather;
   const SharedMemory<Tile>& memory;
   const ImageWalk walk;
-  const bool returns;
   const u32 first_step, end;
   const ImageRuns runs;  ///< one fence publishes a run
   u32 parity = 0;
@@ -29,15 +28,15 @@ struct Carrier {
 
   MK_DEVICE Carrier(const LaunchArguments& args, const GatherArguments& gather, const SharedMemory<Tile>& memory)
       : args(args), gather(gather), memory(memory), walk(ImageWalk::template make<Tile>(args, gather, args.rank)),
-        returns(gather.result != 0), first_step(gather.pushes == kBlocksPush && gather.order != kTogether ? 1 : 0),
-        end(walk.images * steps()), runs{gridDim.x, args.pace_ns == 0 || returns ? 1 : gather.parts},
+        first_step(gather.pushes == kBlocksPush && gather.order != kTogether ? 1 : 0),
+        end(walk.images * steps()), runs{gridDim.x, args.pace_ns == 0 || Op::kReturns ? 1 : gather.parts},
         trace(args, kExtraLane) {
     if (runs.first(blockIdx.x) < end) load_own(runs.first(blockIdx.x));
   }
 
   MK_DEVICE u32 steps() const {
     if (gather.pushes == kBlocksPush) return args.world - first_step;
-    return gather.pushes == kPeersRead || returns ? 1 : 0;
+    return gather.pushes == kPeersRead || Op::kReturns ? 1 : 0;
   }
   MK_DEVICE u32 slot(u32 number = 0) const { return memory.base + Tile::kSlotOffset + number * Tile::kImageBytes; }
   MK_DEVICE u32 full() const { return memory.base + Tile::kSlotBarrierOffset; }
@@ -54,7 +53,8 @@ struct Carrier {
 
   /// From number `at` on. One, where images of the others are taken by turns with own ones, or each has its time.
   MK_DEVICE void load_own(u32 at) {
-    const u32 left = (end - at + gridDim.x - 1) / gridDim.x, most = returns || args.pace_ns != 0 ? 1 : Tile::kSlots;
+    const u32 left = (end - at + gridDim.x - 1) / gridDim.x;
+    const u32 most = Op::kReturns || args.pace_ns != 0 ? 1 : Tile::kSlots;
     asked = left < most ? left : most;
     mbarrier_arrive_expect(full(), asked * Tile::kImageBytes);
 #pragma unroll 1
@@ -103,11 +103,11 @@ struct Carrier {
         u8* target = images.image(peer(image), args.rank, image.row_tile, image.k_block);
         bulk_store(target + part, slot(i) + part, image.rows * kBlockK * 2);
       }
-      if (returns && image.step == first_step && gather.order != kTogether) keep(image);
+      if (Op::kReturns && image.step == first_step && gather.order != kTogether) keep(image);
     }
     bulk_commit();
     bulk_wait_read<0>();
-    if (!returns && next < end) load_own(next);
+    if (!Op::kReturns && next < end) load_own(next);
     const u32 before = runs.place(at);
     if (before + 1 < runs.length && next < end) return;
     bulk_wait<0>();
@@ -142,18 +142,18 @@ struct Carrier {
     trace.end(kTraceCopy, source, image.row_tile * walk.k_blocks + image.k_block);
   }
 
-  MK_DEVICE void run(u32 epoch) {
-    entered_ns = global_timer_ns();
-    ImageArrivals<Op, 1> arrivals(args, gather);
-    arrivals.enter(epoch);
+  /// The launch must not run: what was asked for must come before the block ends.
+  MK_DEVICE bool given_up(u32 epoch, u32 at) {
+    if (epoch == 0 && at < end) wait_loaded();
+    return epoch == 0;
+  }
+
+  MK_DEVICE void send_and_receive(ImageArrivals<Op, 1>& arrivals) {
     const ImageWalk whole = ImageWalk::template make<Tile>(args, gather, args.rank, gather.order == kTogether);
-    const u32 come = !returns ? 0 : whole.images * (gather.order == kTogether ? 1 : args.world - 1);
+    const u32 come = whole.images * (gather.order == kTogether ? 1 : args.world - 1);
     u32 received = blockIdx.x;
     for (u32 at = runs.first(blockIdx.x), next; at < end || received < come; at = next) {
-      if (epoch == 0) {  // the launch must not run: what was asked for must come before the block ends
-        if (at < end) wait_loaded();
-        return;
-      }
+      if (given_up(arrivals.images.epoch, at)) return;
       next = runs.after(at, at < end ? asked : 1);
       if (at < end) send(arrivals.images, at, next);
       // The peers send theirs in the same order, kTogether those to themselves first: what waits is sent by then.
@@ -162,7 +162,22 @@ struct Carrier {
         if (!arrivals.given_up) receive(arrivals, whole, received);
         received += gridDim.x;
       }
-      if (returns && next < end) load_own(next);
+      if (next < end) load_own(next);
+    }
+  }
+
+  MK_DEVICE void run(u32 epoch) {
+    entered_ns = global_timer_ns();
+    ImageArrivals<Op, 1> arrivals(args, gather);
+    arrivals.enter(epoch);
+    if constexpr (Op::kReturns) {
+      send_and_receive(arrivals);
+    } else {
+      for (u32 at = runs.first(blockIdx.x), next; at < end; at = next) {
+        if (given_up(epoch, at)) return;
+        next = runs.after(at, asked);
+        send(arrivals.images, at, next);
+      }
     }
     bulk_wait<0>();
   }

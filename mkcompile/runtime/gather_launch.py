@@ -207,6 +207,8 @@ def _check(config: KernelConfig, launch: GatherLaunch) -> None:
         raise OperatorInputError("rows that peers read in place are not returned")
     if (schedule.mover == BLOCKS_PULL) != config.pulls:
         raise OperatorInputError(f"mover {schedule.mover} by {config.name}")
+    if (launch.result != 0) != config.returns and not config.streams:
+        raise OperatorInputError(f"{config.name} and rows that are {'' if launch.result else 'not '}returned")
     if bool(schedule.parts) != config.streams:
         raise OperatorInputError(f"{config.name} and {schedule.parts} parts")
     if schedule.parts and launch.result:

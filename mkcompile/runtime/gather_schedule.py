@@ -109,6 +109,7 @@ def _moved_choice(
 
 def push_choice(config: KernelConfig, size: GatherSize, max_grid: int, returned: bool) -> GatherChoice:
     """All blocks push beside their products; with `config.split` two share each tile."""
+    config = replace(config, returns=returned)
     order = gather_order(size)
     if config.split > 1 or (order != TOGETHER and not returned):
         return _paced_choice(config, size, max_grid)
@@ -256,7 +257,7 @@ def _library_us(rows: int, size: GatherSize, max_grid: int) -> float:
 def choices(base: KernelConfig, size: GatherSize, max_grid: int, returned: bool) -> Iterator[GatherChoice]:
     """Every tile and every way, larger tiles first."""
     for tile in reversed(GATHER_TILES):
-        config = base.with_tile(*tile)
+        config = replace(base.with_tile(*tile), returns=returned)
         yield push_choice(config, size, max_grid, returned)
         if tile in SHARED_GATHER_TILES and can_share(size, returned):
             yield shared_choice(config, size, max_grid)

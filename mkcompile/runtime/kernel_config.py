@@ -63,6 +63,7 @@ class KernelConfig:
     `trace` the kernel writes its timeline (`csrc/abi/trace.h`). `streams` is the form for few rows: one-shot, and each
     tile shared by the `split` blocks of a cluster; its math groups work on a tile together, or in turn (`ping_pong`),
     or together while two warps send the tile before (`hands_over`). `pulls`: blocks of a gather fetch rows.
+    `returns`: the gathered rows are a result, too.
 
     Raises: OperatorInputError for a combination that does not exist.
     """
@@ -83,6 +84,7 @@ class KernelConfig:
     hands_over: bool = False
     network: Network = "none"
     pulls: bool = False
+    returns: bool = False
 
     def __post_init__(self) -> None:
         tiles = STREAM_TILES if self.streams else TILES
@@ -98,8 +100,10 @@ class KernelConfig:
             raise OperatorInputError("streaming kernels of 128x256 tiles are whole products: no registers for more")
         if self.ping_pong and not self.streams:
             raise OperatorInputError("only streaming kernels can be ping-pong")
-        if self.pulls and self.split > 1:
-            raise OperatorInputError("blocks that fetch images do not share tiles")
+        if (self.pulls or self.returns) and self.split > 1:
+            raise OperatorInputError("blocks that fetch or return images do not share tiles")
+        if self.returns and (self.pulls or not self._moves_images):
+            raise OperatorInputError(f"{self.operator} returns no images")
         if self.split not in self._splits or self.group_n % (8 * self.split):
             raise OperatorInputError(f"{self.split} blocks can't share a tile of {self.block_m}x{self.block_n}")
         if self.network != "none" and (self.streams or not self.reduces):
@@ -209,7 +213,7 @@ class KernelConfig:
         parts += [f"stream{self.split}"] if self.streams else [f"shared{self.split}"] if self.split > 1 else []
         parts += ["pp"] if self.ping_pong else []
         parts += ["ho"] if self.hands_over else []
-        parts += ["pull"] if self.pulls else []
+        parts += ["pull"] if self.pulls else ["ret"] if self.returns else []
         parts += [self.network] if self.network != "none" else []
         parts += ["trace"] if self.trace else []
         return "_".join(parts)
@@ -222,7 +226,7 @@ class KernelConfig:
                 arguments += f", {_FLAGS[self.network == 'hierarchical']}"
             return f"mk::Network{_OPERATORS[self.operator]}<{arguments}>"
         if self.operator == "all_gather_gemm" and not self.streams:
-            arguments += f", {_FLAGS[self.pulls]}"
+            arguments += f", {_FLAGS[self.pulls]}, {_FLAGS[self.returns]}"
         if self.operator == "gemm":
             arguments += f", mk::Activation::{_ACTIVATIONS[self.activation]}"
         if self.operator == "gemm_all_reduce" and not self.streams:

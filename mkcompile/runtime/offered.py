@@ -59,6 +59,8 @@ def _of_kind(network: Network, dtype: DtypeName, layout: WeightLayout, has_bias:
             if operator == "all_gather_gemm":
                 choice = gather_from_plan(GatherForm(config=base, size=_GATHERED, gathered_shape=()), plan, _GRID)
                 config = choice.config if choice is not None else None
+                if plan.variant == "push" and plan.split == 1 and network == "none":
+                    yield replace(base.with_tile(plan.tile.rows, plan.tile.columns), returns=True)
             else:
                 tactic = from_plan(Form(config=base, size=_SIZE, out_shape=(1, 1), scale=1.0), plan, _GRID)
                 config = tactic[0] if tactic is not None else None

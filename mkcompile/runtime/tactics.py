@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from mkcompile.config import settings
@@ -162,7 +163,7 @@ def gather_from_plan(form: GatherForm, plan: Plan, max_grid: int) -> GatherChoic
     if plan.variant not in ("push", "pull", "remote_read", "copy_engine") or tile not in GATHER_TILES:
         return None
     tile, split = _shape_of(form, plan)
-    config = form.config.with_tile(*tile)
+    config = replace(form.config.with_tile(*tile), returns=form.returned)
     if plan.variant == "pull":
         return None if form.returned else pull_choice(config, form.size, max_grid)
     if plan.variant == "push":

@@ -38,6 +38,7 @@ CONFIGS = [
     KernelConfig(operator="gemm_all_reduce", broadcast="multicast"),
     KernelConfig(operator="all_gather_gemm"),
     KernelConfig(operator="all_gather_gemm", block_m=64, block_n=64, weight_layout="kn", has_bias=True),
+    KernelConfig(operator="all_gather_gemm", returns=True),
     KernelConfig(operator="all_gather_gemm", block_m=64, block_n=64, streams=True, split=2),
     KernelConfig(operator="all_gather_gemm", block_n=160, pulls=True),
     KernelConfig(operator="all_gather_gemm", block_n=160, split=2),

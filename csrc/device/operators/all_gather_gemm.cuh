@@ -17,13 +17,13 @@
 
 namespace mk {
 
-/// `kPulls_`: blocks fetch the peers' images.
-template <class Tile_, class Element_, bool kHasBias_, bool kPulls_>
+/// `kPulls_`: blocks fetch the peers' images. `kReturns_`: the gathered tensor is a result, too.
+template <class Tile_, class Element_, bool kHasBias_, bool kPulls_, bool kReturns_>
 struct AllGatherGemm {
   using Tile = Tile_;
   using Element = Element_;
   static constexpr OperatorId kOperator = kAllGatherGemm;
-  static constexpr bool kReduces = false, kHasBias = kHasBias_, kPulls = kPulls_;
+  static constexpr bool kReduces = false, kHasBias = kHasBias_, kPulls = kPulls_, kReturns = kReturns_;
   static constexpr Activation kActivation = Activation::kNone;
 };
 
