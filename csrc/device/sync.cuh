@@ -77,18 +77,8 @@ MK_DEVICE bool know_peer(const LaunchArguments& args, u32 epoch, WaitSite site) 
 template <OperatorId kOperator>
 MK_DEVICE bool meet_peer(const LaunchArguments& args, u32 epoch, WaitSite site) {
   const u64* word = entered_word(args, args.rank, site.peer, epoch);
-  u64 seen, start_ns = 0, waited_ns = 0;
-  while (seen = load_acquire_sys(word), !reached((u32)seen, epoch) && waited_ns <= args.deadline_ns) {
-    if (load_relaxed_gpu(&workspace_header(args, args.rank)->abort) != kNoFault) return false;
-    const u64 now_ns = global_timer_ns();
-    if (start_ns == 0) start_ns = now_ns;
-    waited_ns = now_ns - start_ns;
-  }
-  if (seen == entry(args, epoch)) return true;
-  const bool other = reached((u32)seen, epoch);  // one report of both faults: each is much code
-  report_fault<kOperator>(args, other ? kLaunchMismatch : kPeerTimeout, site, other ? args.identity : epoch,
-                          other ? (u32)(seen >> 32) : (u32)seen, waited_ns);
-  return false;
+  return wait_until<kOperator>(args, reinterpret_cast<const u32*>(word), epoch, site) &&
+         know_peer<kOperator>(args, epoch, site);
 }
 
 /// A wait inside one block that did not end: reported in a few words, then a trap, since the block can't drain.
