@@ -61,7 +61,7 @@ def truth_of(exact: Workload, train: bool) -> Values:
     """`values_of` a workload in fp32, one sample at a time where there are several: its attention keeps all scores."""
     if exact.again is not None or len(exact.x) == 1:
         return values_of(exact, exact.module, train)
-    samples = zip(exact.x.detach().split(1), exact.dy.split(1), strict=True)
+    samples = zip(torch.split(exact.x.detach(), 1), torch.split(exact.dy, 1), strict=True)
     parts = (Workload(module=exact.module, x=x.clone().requires_grad_(), dy=dy) for x, dy in samples)
     found, rows = Values(), dict[str, list[Tensor]]()
     for part in parts:
