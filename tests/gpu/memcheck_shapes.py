@@ -92,7 +92,7 @@ def gathers() -> Iterable[str]:
         yield _gathered(group, push_choice(biased, size, grid, returned=True), size, True, None)
         yield _gathered(group, pull_choice(_GATHER, size, grid), size, False, None)
         yield _gathered(group, read_choice(_GATHER, size, grid), size, False, None)
-    size = GatherSize(segment_rows=65, k=200, n=(136,), world=2)
+    size = GatherSize(segment_rows=65, k=200, n=(136, 72), world=2)
     for split in (1, 2):
         yield _gathered(group, stream_choice(_GATHER, size, grid, StreamForm((64, 64), split)), size, False, None)
 
