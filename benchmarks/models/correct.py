@@ -125,8 +125,8 @@ def loss_curve(load: Workload, call: Call, done: Callable[[], None]) -> list[flo
 
 def _descend(parameter: Tensor, gradient: Tensor) -> None:
     weight, slope = _local(parameter), _local(gradient)
-    scale = STEP_SIZE * weight.float().norm() / slope.float().norm().clamp_min(1e-30)
-    weight.sub_((slope.float() * scale).to(weight.dtype))
+    sizes = (torch.linalg.vector_norm(one, dtype=torch.float32) for one in (weight, slope))
+    weight.sub_(slope * (STEP_SIZE * next(sizes) / next(sizes).clamp_min(1e-30)))  # rounded once to the weight's type
 
 
 def curve_distance(got: list[float], wanted: list[float], host_group: dist.ProcessGroup) -> float:
