@@ -18,7 +18,7 @@ from mkcompile.runtime.trace import LaunchSummary, RankTrace
 
 from .cell_run import CellRun
 from .overlap import STEPS, Overlap, Start, overlap_in, record
-from .timing import Step, slowest, synchronize
+from .timing import slowest, synchronize
 
 _OURS = "mkernel"
 #: How much longer than it takes to launch a step the GPUs sleep in front of it.
@@ -42,23 +42,26 @@ def look(run: CellRun, which: str) -> None:
 
 def _profiled(run: CellRun, names: list[str], which: str, patience: float) -> list[str]:
     """Which of them have to be looked at once more."""
-    steps, profiles = run.steps(which), {}
+    steps, profiles, kind = run.steps(which), {}, f"{which}_profile_error"
     with run.turn.kept():
         for name in names:
-            with run.step(name, f"profiling {which} of", f"{which}_profile_error"):
-                profiles[name] = record(steps[name], _start(run, steps[name], patience))
+            start = _start(run, name, which, patience)
+            if kind in run.entries[name].row:
+                continue
+            with run.step(name, f"profiling {which} of", kind):
+                profiles[name] = record(steps[name], start)
     doubtful = []
     for name in names:
         row, doubt = run.entries[name].row, ""
-        if f"{which}_profile_error" in row:
+        if kind in row:
             continue
-        with run.step(name, f"reading a profile of {which} of", f"{which}_profile_error"):
+        with run.step(name, f"reading a profile of {which} of", kind):
             seen = run.entries[name].seen[which] = overlap_in(profiles[name])
             doubt = seen.doubt(row.get(f"{which}_ms"))
             row[f"{which}_profile"] = asdict(seen)
         if _noted(run, name, which, doubt):
             doubtful.append(name)
-        elif f"{which}_profile_error" not in row:
+        elif kind not in row:
             row[f"{which}_between_us"] = run.entries[name].seen[which].exposed_us
     return doubtful
 
@@ -74,13 +77,15 @@ def _noted(run: CellRun, name: str, which: str, doubt: str) -> bool:
     return bool(doubts)
 
 
-def _start(run: CellRun, step: Step, patience: float) -> Start:
-    """In front of that step, after one that is not looked at."""
-    synchronize()
-    started = time.perf_counter()
-    step()
-    host_s = time.perf_counter() - started
-    synchronize()
+def _start(run: CellRun, name: str, which: str, patience: float) -> Start:
+    """In front of that contender's step, after one that is not looked at."""
+    step, host_s = run.steps(which)[name], 0.0
+    with run.step(name, f"before looking at {which} of", f"{which}_profile_error"):
+        synchronize()
+        started = time.perf_counter()
+        step()
+        host_s = time.perf_counter() - started
+        synchronize()
     return Start(slowest([host_s], run.turn.host_group)[0] * patience)
 
 
@@ -95,36 +100,40 @@ def look_inside(run: CellRun, which: str) -> None:
     if not slowest([seen.fused_us], run.turn.host_group)[0]:
         entry.row[f"{which}_inside_us"] = 0.0
         return
+    kind = f"{which}_profile_error"
     for patience in _PATIENCE:
-        traces: list[list[RankTrace]] = []
-        with run.turn.kept(), run.step(_OURS, f"timelines of {which} of", f"{which}_profile_error"):
+        with run.turn.kept():
             traces = _traced(run, which, patience)
+        if kind in entry.row:
+            return
         doubt = ""
-        with run.step(_OURS, f"reading timelines of {which} of", f"{which}_profile_error"):
+        with run.step(_OURS, f"reading timelines of {which} of", kind):
             launches, doubt = judged(traces, seen)
             entry.row[f"{which}_profile"] = {**asdict(seen), "launches": [asdict(one) for one in launches]}
-        if f"{which}_profile_error" in entry.row:
-            return
-        if not _noted(run, _OURS, which, doubt):
+        if kind not in entry.row and not _noted(run, _OURS, which, doubt):
             entry.row[f"{which}_inside_us"] = round(sum(one.exposed_us for one in launches), 1)
             return
 
 
 def _traced(run: CellRun, which: str, patience: float) -> list[list[RankTrace]]:
     """Of each step what this rank's kernels wrote."""
-    contender, step = run.entries[_OURS].contender, run.steps(which)[_OURS]
-    found = []
-    with run.tracer.tracing(), contender.switch.with_timelines() if run.cell.graphs else nullcontext():
-        if run.cell.graphs:
-            run.plain_step(_OURS, which)  # a capture loads no kernels and makes no memory
+    switch, step, kind = run.entries[_OURS].contender.switch, run.steps(which)[_OURS], f"{which}_profile_error"
+    found: list[list[RankTrace]] = []
+    with run.tracer.tracing(), switch.with_timelines() if run.cell.graphs else nullcontext():
+        with run.step(_OURS, f"preparing timelines of {which} of", kind):
+            if run.cell.graphs:
+                run.plain_step(_OURS, which)  # a capture loads no kernels and makes no memory
+                step()
             step()
-        step()
-        start = _start(run, step, patience)
-        for _ in range(STEPS):
-            trace.clear()
-            start()
-            step()
-            found.append(trace.collect())
+        start = _start(run, _OURS, which, patience)
+        if kind in run.entries[_OURS].row:
+            return found
+        with run.step(_OURS, f"timelines of {which} of", kind):
+            for _ in range(STEPS):
+                trace.clear()
+                start()
+                step()
+                found.append(trace.collect())
     return found
 
 
