@@ -37,13 +37,13 @@ FEW_ROWS = (
     {"tile": (64, 64), "hands_over": True},
 )  # fmt: skip
 _GATHER = KernelConfig(operator="all_gather_gemm", block_m=64, block_n=64)
-#: Waits may be long: the tool slows kernels a hundredfold.
-_TIMEOUT_S = 60.0
+#: Waits may be long: the tool slows kernels a hundredfold. Those for transfers: it may let none run beside a kernel.
+_TIMEOUT_S, _TRANSFER_TIMEOUT_S = 60.0, 15.0
 
 
-def virtual_ranks() -> RankGroup:
+def virtual_ranks(timeout_s: float = _TIMEOUT_S) -> RankGroup:
     """Two on one GPU."""
-    return RankGroup((0, 0), arena_bytes=16 << 20, timeout_s=_TIMEOUT_S)
+    return RankGroup((0, 0), arena_bytes=16 << 20, timeout_s=timeout_s)
 
 
 def of_one_rank() -> Iterable[str]:
@@ -99,7 +99,7 @@ def gathers() -> Iterable[str]:
 
 def gathers_by_engine() -> Iterable[str]:
     """Rows that the copy engine sends, between the gate's and the audit's kernels."""
-    group = virtual_ranks()
+    group = virtual_ranks(_TRANSFER_TIMEOUT_S)
     engines = Engines(group, area_bytes=4 << 20)
     for rows, n, k in SIZES:
         size = GatherSize(segment_rows=rows, k=k, n=(n,), world=2)
@@ -108,7 +108,7 @@ def gathers_by_engine() -> Iterable[str]:
 
 def nodes() -> Iterable[str]:
     """Two nodes of one rank, joined by proxies."""
-    with node_group((0, 0), 2, timeout_s=_TIMEOUT_S) as group:
+    with node_group((0, 0), 2, timeout_s=_TRANSFER_TIMEOUT_S) as group:
         for operator, broadcast in (("gemm_reduce_scatter", "none"), ("gemm_all_reduce", "staged")):
             config = network_config(group, operator, broadcast, (64, 64))
             check(group, config, 130, 136, 200, epochs=1, integers=False)
