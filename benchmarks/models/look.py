@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 from dataclasses import asdict
+from typing import Any
 
 import torch.distributed as dist
 
@@ -25,6 +26,9 @@ _OURS = "mkernel"
 _PATIENCE = (1.0, 4.0)
 #: Of launches that write timelines over the same without. Units: microseconds a launch.
 _FACTOR, _SLACK_US = 1.2, 10.0
+
+#: Of a step, in the file of profiles.
+_KERNELS = 24
 
 Launches = list[LaunchSummary]
 
@@ -58,12 +62,17 @@ def _profiled(run: CellRun, names: list[str], which: str, patience: float) -> li
         with run.step(name, f"reading a profile of {which} of", kind):
             seen = run.entries[name].seen[which] = overlap_in(profiles[name])
             doubt = seen.doubt(row.get(f"{which}_ms"))
-            row[f"{which}_profile"] = asdict(seen)
+            row[f"{which}_profile"] = _kept(seen, [])
         if _noted(run, name, which, doubt):
             doubtful.append(name)
         elif kind not in row:
             row[f"{which}_between_us"] = run.entries[name].seen[which].exposed_us
     return doubtful
+
+
+def _kept(seen: Overlap, launches: Launches) -> dict[str, Any]:
+    """For the file of profiles: of kernels those that take most."""
+    return {**asdict(seen), "kernels": seen.kernels[:_KERNELS], "launches": [asdict(one) for one in launches]}
 
 
 def _noted(run: CellRun, name: str, which: str, doubt: str) -> bool:
@@ -109,7 +118,7 @@ def look_inside(run: CellRun, which: str) -> None:
         doubt = ""
         with run.step(_OURS, f"reading timelines of {which} of", kind):
             launches, doubt = judged(traces, seen)
-            entry.row[f"{which}_profile"] = {**asdict(seen), "launches": [asdict(one) for one in launches]}
+            entry.row[f"{which}_profile"] = _kept(seen, launches)
         if kind not in entry.row and not _noted(run, _OURS, which, doubt):
             entry.row[f"{which}_inside_us"] = round(sum(one.exposed_us for one in launches), 1)
             return
