@@ -236,7 +236,7 @@ class CellRun:
             known: Row = {"operators": dict(counter.operators), "collectives_left": dict(counter.left)}
             if name == "mkernel":
                 known["arena_bytes"] = arena_bytes()
-            known |= {"unfinished": True} if entry.works and not self._is_whole(entry) else {}
+            known |= {"unfinished": True} if entry.works and not self._is_whole(name, entry.row) else {}
             options = entry.contender.options
             known |= {"options": options} if name in ("mkernel", VARIANT) and options else {}
             found.append({**_identity(self.cell), "contender": name, **entry.row, **known})
@@ -244,11 +244,17 @@ class CellRun:
                 entry.row.pop(f"{which}_profile", None)  # long, and written once
         return found
 
-    def _is_whole(self, entry: Entry) -> bool:
-        """Is everything in the row that the plan asks for?"""
-        if self.plan.checks_only:
-            return ("losses" if len(self.passes) > 1 else "checked") in entry.row
-        return self.plan.compiles_only or all(f"{one}_ms" in entry.row for one in self.passes)
+    def _is_whole(self, name: str, row: Row) -> bool:
+        """Is everything in the row that the plan asks for, or why it is not?"""
+        if self.plan.compiles_only:
+            return True
+        keys = ["losses" if len(self.passes) > 1 else "checked"]
+        keys += [f"{which}_ms" for which in self.passes] if self.plan.times else []
+        seen = ("inside_us" if name == "mkernel" else "between_us", "exposed_note", "profile_error")
+        looked = not self.plan.looks_at(self.cell) or all(
+            any(f"{which}_{kind}" in row for kind in seen) for which in self.passes
+        )
+        return looked and all(key in row for key in keys)
 
 
 def _step(load: Workload, call: Call, which: str) -> None:
