@@ -90,6 +90,7 @@ def fuse(
     sites = [_site(node, fused.get(node) or findings.refusal(node)) for node in nodes]
     if fused:
         erase_unused(graph, list(fused))
+    normalise.undo(graph)
     facts.mark(graph, results)
     return sites
 
