@@ -90,7 +90,8 @@ class _Rank(TorchDispatchMode):
             call = call_types()[func._opname](*args)
             call.check()
             with self:
-                return call.reference()
+                result = call.reference()
+            return result if func._schema.returns else None
         if func.namespace == "_c10d_functional":
             return getattr(self, "_" + func._opname)(*args)
         return func(*args, **(kwargs or {}))
