@@ -127,6 +127,13 @@ MK_DEVICE void tensor_store(const TensorMap* map, u32 shared, i32 x, i32 y, i32 
                "r"(shared), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
+/// Each element of the result becomes the sum of what it was and the tile's, rounded to nearest. Clips as a store does.
+MK_DEVICE void tensor_add(const TensorMap* map, u32 shared, i32 x, i32 y, i32 z) {
+  asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+                   map),
+               "r"(shared), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
 MK_DEVICE void bulk_load(u32 shared, const void* global, u32 bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
                "l"(global), "r"(bytes), "r"(barrier)

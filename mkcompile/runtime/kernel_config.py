@@ -121,6 +121,12 @@ class KernelConfig:
         return self.operator != "gemm"
 
     @property
+    def can_add(self) -> bool:
+        """Whether a launch may add its result to what lies there, where it is told to."""
+        whole_tiles = self.operator in ("gemm_reduce_scatter", "gemm_all_reduce") and not self.streams
+        return whole_tiles and self.network == "none" and self.broadcast in ("none", "staged")
+
+    @property
     def group_n(self) -> int:
         """Columns of one math group."""
         return self.block_n if self.block_m == 128 or self.ping_pong else self.block_n // 2
