@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from operator import getitem
+from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor import config as inductor_config
 
 from mkcompile.config import ResultPolicy
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce, GemmAllReduceAdd
@@ -47,15 +49,22 @@ def add_in_place(
 ) -> dict[fx.Node, Residual]:
     """Rewrite the additions behind these fused calls that can be done in place; what became of each, by call."""
     in_order = [node for node in graph.nodes if node in problems and node.target in _IN_PLACE_OF]
-    refused = None if results == "ordinary" else Residual.PLANNED
-    if in_order and has_streams(graph):
-        refused = Residual.STREAMS
+    refused = _anywhere_in(graph, results) if in_order else None
     outcome: dict[fx.Node, Residual] = {}
     for call in in_order:
         found = _addition(call)
         if found is not None:
             outcome[call] = refused or _try(call, found, problems[call], adds)
     return outcome
+
+
+def _anywhere_in(graph: fx.Graph, results: ResultPolicy) -> Residual | None:
+    """Why nothing is added in place in the whole graph."""
+    if results != "ordinary":
+        return Residual.PLANNED
+    if inductor_config.cpp_wrapper:  # generates no code for such an operator (torch 2.13)
+        return Residual.CPP_WRAPPER
+    return Residual.STREAMS if has_streams(graph) else None
 
 
 def _try(call: fx.Node, addition: _Addition, problem: Problem, adds: Adds) -> Residual:
@@ -161,24 +170,28 @@ def _rewrite(call: fx.Node, addition: _Addition) -> None:
     add, residual = addition.add, addition.residual
     call_type, operator = _IN_PLACE_OF[call.target]
     names = [one.name for one in fields(call_type)]  # type: ignore[arg-type]
-    arguments = dict(zip(names, call.args, strict=True))
-    wanted = shape_of(call)
+    arguments = {**dict(zip(names, call.args, strict=True)), **_base_as(shape_of(call), residual)}
     with call.graph.inserting_before(max(call, residual).next):
-        base = residual if shape_of(residual) == wanted else _reshaped(residual, wanted, add)
-        fused = call.graph.call_function(
-            torch.ops.higher_order.auto_functionalized_v2,
-            (operator,),
-            {**arguments, "_residual_base_index": 0, "_all_bases": [base]},
-        )
-        fused.meta["val"] = (None, value(base).new_empty(wanted))
+        fused = call.graph.call_function(torch.ops.higher_order.auto_functionalized_v2, (operator,), arguments)
+        fused.meta["val"] = (None, torch.empty_like(value(residual)))
         keep_meta(fused, call)
         total = call.graph.call_function(getitem, (fused, 1))
         total.meta["val"] = fused.meta["val"][1]
         keep_meta(total, add)
-        if shape_of(add) != wanted:
-            total = _reshaped(total, shape_of(add), add)
     add.replace_all_uses_with(total)
     _erase(add, call, addition.operand)
+
+
+def _base_as(shape: tuple[int, ...], residual: fx.Node) -> dict[str, Any]:
+    """The operator's residual as a view of ours, in the words of `auto_functionalized_v2`.
+
+    By strides: Inductor would copy what is reshaped in the graph, and add to the copy.
+    """
+    base: dict[str, Any] = {"_residual_base_index": 0, "_all_bases": [residual]}
+    if shape == shape_of(residual):
+        return base
+    strides = torch.empty(shape, device="meta").stride()
+    return {**base, "_residual_size": shape, "_residual_stride": strides, "_residual_storage_offset": 0}
 
 
 def _erase(add: fx.Node, call: fx.Node, operand: fx.Node) -> None:
@@ -188,11 +201,3 @@ def _erase(add: fx.Node, call: fx.Node, operand: fx.Node) -> None:
         view, (operand,) = operand, operand.all_input_nodes
         view.graph.erase_node(view)
     call.graph.erase_node(call)
-
-
-def _reshaped(node: fx.Node, shape: tuple[int, ...], like: fx.Node) -> fx.Node:
-    """A view, where the graph inserts now."""
-    view = node.graph.call_function(aten.reshape.default, (node, list(shape)))
-    view.meta["val"] = value(node).reshape(shape)
-    keep_meta(view, like)
-    return view
