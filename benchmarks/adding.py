@@ -23,7 +23,7 @@ from .shapes import Shape
 
 OPERATORS = ("gemm_all_reduce", "gemm_reduce_scatter")
 SHAPES = tuple(Shape(m, 8192, k) for m in (2048, 16384) for k in (1024, 3584))
-_ROUNDS = {"burst": 9, "sustained": 15}
+_ROUNDS = {"burst": 9, "sustained": 6}
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
