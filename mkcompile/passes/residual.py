@@ -22,7 +22,7 @@ from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter, GemmReduceScatt
 from mkcompile.ops.problem import Problem
 from mkcompile.ops.registry import Call, overload
 from mkcompile.passes.facts import has_streams, may_alias
-from mkcompile.passes.graph import aten, is_call, is_collective, is_in_place, only_user, shape_of, value
+from mkcompile.passes.graph import aten, is_call, is_collective, is_in_place, only_user, peel, shape_of, value
 from mkcompile.passes.reason import Residual
 from mkcompile.passes.rewrite import keep_meta
 
@@ -167,31 +167,37 @@ def _is_tensor(node: fx.Node) -> bool:
 
 
 def _rewrite(call: fx.Node, addition: _Addition) -> None:
-    add, residual = addition.add, addition.residual
+    add, base = addition.add, _base(addition.residual)
     call_type, operator = _IN_PLACE_OF[call.target]
     names = [one.name for one in fields(call_type)]  # type: ignore[arg-type]
-    arguments = {**dict(zip(names, call.args, strict=True)), **_base_as(shape_of(call), residual)}
-    with call.graph.inserting_before(max(call, residual).next):
+    arguments = {**dict(zip(names, call.args, strict=True)), **_seen_as(shape_of(call), base)}
+    with call.graph.inserting_before(max(call, addition.residual).next):
         fused = call.graph.call_function(torch.ops.higher_order.auto_functionalized_v2, (operator,), arguments)
-        fused.meta["val"] = (None, torch.empty_like(value(residual)))
+        fused.meta["val"] = (None, torch.empty_like(value(base)))
         keep_meta(fused, call)
         total = call.graph.call_function(getitem, (fused, 1))
         total.meta["val"] = fused.meta["val"][1]
         keep_meta(total, add)
+        if shape_of(total) != shape_of(add):
+            total = call.graph.call_function(aten.reshape.default, (total, list(shape_of(add))))
+            total.meta["val"] = fused.meta["val"][1].reshape(shape_of(add))
+            keep_meta(total, add)
     add.replace_all_uses_with(total)
     _erase(add, call, addition.operand)
 
 
-def _base_as(shape: tuple[int, ...], residual: fx.Node) -> dict[str, Any]:
-    """The operator's residual as a view of ours, in the words of `auto_functionalized_v2`.
+def _base(residual: fx.Node) -> fx.Node:
+    """What the residual is a view of, unless making it so has copied: Inductor copies views that are written to."""
+    base = peel(residual, _OTHER_SHAPE)
+    return base if value(base).is_contiguous() else residual
 
-    By strides: Inductor would copy what is reshaped in the graph, and add to the copy.
-    """
-    base: dict[str, Any] = {"_residual_base_index": 0, "_all_bases": [residual]}
-    if shape == shape_of(residual):
-        return base
+
+def _seen_as(shape: tuple[int, ...], base: fx.Node) -> dict[str, Any]:
+    """The operator's residual, a view of the base, in the words of `auto_functionalized_v2`: by sizes and strides."""
     strides = torch.empty(shape, device="meta").stride()
-    return {**base, "_residual_size": shape, "_residual_stride": strides, "_residual_storage_offset": 0}
+    view = {"_residual_size": shape, "_residual_stride": strides, "_residual_storage_offset": 0}
+    is_whole = shape == shape_of(base) and not is_call(base, _OTHER_SHAPE)
+    return {"_residual_base_index": 0, "_all_bases": [base], **({} if is_whole else view)}
 
 
 def _erase(add: fx.Node, call: fx.Node, operand: fx.Node) -> None:
