@@ -140,11 +140,12 @@ def _readers(memory: set[fx.Node]) -> set[fx.Node]:
 
 
 def _is_written_between(call: fx.Node, place: fx.Node) -> bool:
-    """A call that moves behind one that writes in place might read what that has written."""
+    """Is what the call reads written to, in place, before the place that it would move to?"""
+    operands = set(call.all_input_nodes)
     node = call
     while node is not place:
         node = node.next
-        if is_in_place(node):
+        if is_in_place(node) and not operands.isdisjoint(_same_memory(node.kwargs["_all_bases"][0])):  # type: ignore[index, arg-type]
             return True
     return False
 
