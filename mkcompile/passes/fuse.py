@@ -74,13 +74,13 @@ def fuse(
     policy: FusePolicy = "always",
     results: ResultPolicy = "ordinary",
     uneven: UnevenSizes = _NONE,
-    adds: Adds = residual.anywhere,
+    adds: Adds | None = residual.anywhere,
 ) -> list[Site]:
     """Rewrite the graph in place; what became of each collective, in graph order. Calls carry the policy.
 
     Under `never` the graph stays as Inductor made it: normalising merges collectives, too.
     `uneven`: sizes that stand for a dimension of which a group's ranks have different sizes; what has one stays.
-    `adds`: whether a problem's kernel adds to a residual in place.
+    `adds`: whether a problem's kernel adds to a residual in place; None: that is not wanted.
     """
     if next(collectives(graph), None) is None:
         return []

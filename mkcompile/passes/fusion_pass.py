@@ -92,7 +92,8 @@ class FusionPass(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite the graph in place."""
-        sites = fuse(graph, self.judge, self._options.fuse, self._options.results, self._uneven, self.adds)
+        adds = self.adds if self._options.residuals == "in_place" else None
+        sites = fuse(graph, self.judge, self._options.fuse, self._options.results, self._uneven, adds)
         self._graphs.append(sites)
         log.info("%s", describe(sites))
         artifact.trace(graph, sites)

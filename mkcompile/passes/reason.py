@@ -177,6 +177,7 @@ class Residual(Enum):
     SYMBOLIC = "the sizes are not known"
     KERNEL = "the kernel of this size does not add"
     PLANNED = "mkernel.results is 'planned'"
+    APART = "mkernel.residuals is 'apart'"
     CPP_WRAPPER = "Inductor's C++ wrapper can't call such an operator"
     STREAMS = "the graph has streams of its own"
 

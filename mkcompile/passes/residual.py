@@ -13,7 +13,7 @@ from operator import getitem
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._inductor import config as inductor_config
 
 from mkcompile.config import ResultPolicy
@@ -45,20 +45,24 @@ def anywhere(group: str, problem: Problem) -> bool:
 
 
 def add_in_place(
-    graph: fx.Graph, problems: Mapping[fx.Node, Problem], adds: Adds, results: ResultPolicy
+    graph: fx.Graph, problems: Mapping[fx.Node, Problem], adds: Adds | None, results: ResultPolicy
 ) -> dict[fx.Node, Residual]:
     """Rewrite the additions behind these fused calls that can be done in place; what became of each, by call."""
     in_order = [node for node in graph.nodes if node in problems and node.target in _IN_PLACE_OF]
-    refused = _anywhere_in(graph, results) if in_order else None
+    nowhere = _nowhere_in(graph, results) if in_order else None
     outcome: dict[fx.Node, Residual] = {}
     for call in in_order:
         found = _addition(call)
-        if found is not None:
-            outcome[call] = refused or _try(call, found, problems[call], adds)
+        if found is None:
+            continue
+        if adds is None or nowhere is not None:
+            outcome[call] = nowhere or Residual.APART
+        else:
+            outcome[call] = _try(call, found, problems[call], adds)
     return outcome
 
 
-def _anywhere_in(graph: fx.Graph, results: ResultPolicy) -> Residual | None:
+def _nowhere_in(graph: fx.Graph, results: ResultPolicy) -> Residual | None:
     """Why nothing is added in place in the whole graph."""
     if results != "ordinary":
         return Residual.PLANNED
@@ -171,17 +175,20 @@ def _rewrite(call: fx.Node, addition: _Addition) -> None:
     add, base = addition.add, _base(addition.residual)
     call_type, operator = _IN_PLACE_OF[call.target]
     names = [one.name for one in fields(call_type)]  # type: ignore[arg-type]
-    arguments = {**dict(zip(names, call.args, strict=True)), **_seen_as(shape_of(call), base)}
+    arguments = {**dict(zip(names, call.args, strict=True)), **_seen_as(value(call), base)}
+    is_viewed = shape_of(base) != shape_of(add)
+    # The sum's own fake value, whose storage its views' values share.
+    total_value = value(add).view(shape_of(base)) if is_viewed else value(add)
     with call.graph.inserting_before(max(call, addition.residual).next):
         fused = call.graph.call_function(torch.ops.higher_order.auto_functionalized_v2, (operator,), arguments)
-        fused.meta["val"] = (None, torch.empty_like(value(base)))
+        fused.meta["val"] = (None, total_value)
         keep_meta(fused, call)
         total = call.graph.call_function(getitem, (fused, 1))
-        total.meta["val"] = fused.meta["val"][1]
+        total.meta["val"] = total_value
         keep_meta(total, add)
-        if shape_of(total) != shape_of(add):
+        if is_viewed:
             total = call.graph.call_function(aten.reshape.default, (total, list(shape_of(add))))
-            total.meta["val"] = fused.meta["val"][1].reshape(shape_of(add))
+            total.meta["val"] = value(add)
             keep_meta(total, add)
     add.replace_all_uses_with(total)
     _erase(add, call, addition.operand)
@@ -193,10 +200,10 @@ def _base(residual: fx.Node) -> fx.Node:
     return base if value(base).is_contiguous() else residual
 
 
-def _seen_as(shape: tuple[int, ...], base: fx.Node) -> dict[str, Any]:
-    """The operator's residual, a view of the base, in the words of `auto_functionalized_v2`: by sizes and strides."""
-    strides = torch.empty(shape, device="meta").stride()
-    view = {"_residual_size": shape, "_residual_stride": strides, "_residual_storage_offset": 0}
+def _seen_as(result: Tensor, base: fx.Node) -> dict[str, Any]:
+    """The operator's residual, a view of the base as its result lies, in the words of `auto_functionalized_v2`."""
+    shape = tuple(result.shape)
+    view = {"_residual_size": shape, "_residual_stride": result.stride(), "_residual_storage_offset": 0}
     is_whole = shape == shape_of(base) and not is_call(base, _OTHER_SHAPE)
     return {"_residual_base_index": 0, "_all_bases": [base], **({} if is_whole else view)}
 

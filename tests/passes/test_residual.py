@@ -236,8 +236,9 @@ def test_a_kernel_that_does_not_add_is_left_alone() -> None:
     assert asked == [(GROUP, "gemm_all_reduce", 16)]
 
 
-def test_planned_results_and_inductors_cpp_wrapper_exclude_it() -> None:
+def test_settings_exclude_it() -> None:
     assert fate(plain, results="planned") is Residual.PLANNED
+    assert fate(plain, adds=None) is Residual.APART
     with inductor_config.patch(cpp_wrapper=True):
         assert fate(plain) is Residual.CPP_WRAPPER
 
