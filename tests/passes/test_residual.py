@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from mkcompile.ops.problem import Problem
 from mkcompile.passes import facts
 from mkcompile.passes.fuse import fuse, fuse_all
-from mkcompile.passes.graph import is_in_place
+from mkcompile.passes.graph import VIEWS, is_call, is_in_place
 from mkcompile.passes.reason import Reason, Residual
 from mkcompile.plan import key
 from tests.captured import Captured, assert_same_values, capture, capture_each, fake_group
@@ -109,6 +109,8 @@ def test_what_nothing_reads_afterwards_is_added_to_in_place() -> None:
     assert {name: site.residual for name, site in sites.items()} == dict.fromkeys(sites, Residual.ADDED)
     assert len(in_place(graph.after.graph)) == len(ADDED) and not graph.calls, "and no other call is left"
     assert all(key.facts_of(node.kwargs["plan_key"]) == {key.ALONE} for node in in_place(graph.after.graph))
+    bases = [node.kwargs["_all_bases"][0] for node in in_place(graph.after.graph)]
+    assert not any(is_call(base, VIEWS) for base in bases), "Inductor would copy a view"
     assert all("val" in node.meta for node in graph.after.graph.nodes if node.op == "call_function")
     assert_same_values(graph, WORLD_SIZE)
 
