@@ -1,8 +1,8 @@
 """What the machine code of a kernel has to be, for tests that compile a few kernels and for the record of all.
 
 No spills and no stack, but for kernels that record a timeline; no note of the assembler (serialised wgmma, ignored
-setmaxnreg); at most the registers that a launch may take; the tensor core's instruction in the shape that was meant;
-one hand-over of registers by each side.
+setmaxnreg); at most the registers that a launch may take; the tensor core's instruction in the shape that was meant,
+and nothing that touches its accumulators while it may still write them; one hand-over of registers by each side.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ MAX_REGISTERS = 168  # 65536 / 384 threads, what the launch may take
 TRACED_SPILL_BYTES = 24
 INSTRUCTION_BYTES = 16
 _LOCAL = re.compile(r"\b(LDL|STL)\b")
+_REGISTER = re.compile(r"\bR\d+\b")
+_PRODUCT = re.compile(r"HGMMA\.64x(\d+)x16\.F32\S* R(\d+),")
 
 
 class NoDisassemblerError(Exception):
@@ -78,6 +80,23 @@ def count(code: Sequence[str], opcode: str) -> int:
     return len(re.findall(rf"\b{opcode}\b", "\n".join(code)))
 
 
+def early_uses(code: Sequence[str]) -> list[str]:
+    """What touches accumulators between a tile's last product and the wait for all products, which still write them."""
+    found: list[str] = []
+    since: list[str] = []
+    registers: set[str] = set()
+    for instruction in code:
+        if product := _PRODUCT.search(instruction):
+            registers = {f"R{int(product[2]) + i}" for i in range(int(product[1]) // 2)}
+            since = []
+        elif "WARPGROUP.DEPBAR.LE gsb0, 0x0" in instruction:
+            found += [one for one in since if registers & set(_REGISTER.findall(one))]
+            registers = set()
+        elif registers:
+            since.append(instruction)
+    return found
+
+
 def faults(config: KernelConfig, resources: Resources, code: Sequence[str]) -> list[str]:
     """Everything in which a kernel is not what it has to be."""
     text = "\n".join(code)
@@ -92,6 +111,7 @@ def faults(config: KernelConfig, resources: Resources, code: Sequence[str]) -> l
         f"{spill_bytes} bytes spilled": spill_bytes <= allowed_bytes,
         "local memory": spill_bytes > 0 or not _LOCAL.search(text),
         f"no {tensor_core}": tensor_core in text,
+        f"accumulators used early: {early_uses(code)}": not early_uses(code),
         f"{count(code, 'USETMAXREG')} hand-overs of registers": count(code, "USETMAXREG") == 2,
         "no loads of tiles by the copy engine": "UTMALDG.2D" in text,
         "results by the copy engine, or not": ("UTMASTG.3D" in text) == (not config.streams),

@@ -95,6 +95,13 @@ def test_a_kernel_that_is_not_as_meant_is_found() -> None:
     assert machine_code.faults(traced, dataclasses.replace(cubin.resources, spill_store_bytes=28), code) != []
 
 
+def test_accumulators_that_are_used_early_are_noticed() -> None:
+    product, wait = "HGMMA.64x8x16.F32.BF16 R24, gdesc[UR4], R24, gsb0", "WARPGROUP.DEPBAR.LE gsb0, 0x0"
+    assert machine_code.early_uses([product, "MOV R30, R27", wait]) == ["MOV R30, R27"]
+    assert machine_code.early_uses([product, wait, "MOV R30, R27"]) == []
+    assert machine_code.early_uses([product, "MOV R30, R28", wait]) == []
+
+
 @pytest.mark.slow
 def test_all_configurations_are_as_meant() -> None:
     instructions(compile_kernel(CONFIGS[0]).cubin.image)  # or a skip
