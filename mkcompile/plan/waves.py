@@ -86,7 +86,8 @@ class Reduction:
         lag = min(self.lag_waves(compute), others * compute.waves)
         mixed = compute.waves - lag / others if others else 0.0
         own = compute.waves - lag - mixed
-        flag = constants.flag_us + constants.partial_us if peers and lag <= 1 else 0.0
+        waited = constants.flag_us + constants.partial_us - max(0.0, lag - 1) * each  # what of it waves do not hide
+        flag = max(0.0, waited) if peers else 0.0
         if peers and compute.waves == 1:  # nothing hides what is pushed: own tiles run beside the peers', and wait
             alone = each + min(pushed * others + constants.partial_us, _wave_us(each, pushed, flag))
             return alone + self._copied_us(_COPIED_ALONE)
