@@ -25,6 +25,7 @@ from tests.gpu import network_gather_calls as over_nodes
 from tests.gpu.gather_calls import Call, Engines
 from tests.gpu.network_ranks import node_group
 from tests.gpu.ranks import RankGroup
+from tests.gpu.test_adding import check as check_added
 from tests.gpu.test_few_rows import check_gemm, stream_config
 from tests.gpu.test_network import config_of as network_config
 from tests.gpu.test_reductions import OPERATORS, check, config_of
@@ -57,7 +58,7 @@ def of_one_rank() -> Iterable[str]:
 
 
 def reductions() -> Iterable[str]:
-    """Tiled kernels, traced and not; and those for few rows."""
+    """Tiled kernels, traced and not, that store and that add; and those for few rows."""
     group = virtual_ranks()
     for operator, broadcast in OPERATORS:
         for trace in (False, True):
@@ -65,6 +66,10 @@ def reductions() -> Iterable[str]:
                 config = config_of(operator, broadcast, (64, 64), trace=trace)
                 check(group, config, m, n, k, epochs=1, integers=False)
                 yield config.name
+    for operator, broadcast in (("gemm_reduce_scatter", "none"), ("gemm_all_reduce", "staged")):
+        config = config_of(operator, broadcast, (64, 64))
+        check_added(group, config, 130, 136, 200, epochs=1)
+        yield f"{config.name}, added"
     for operator in ("gemm_reduce_scatter", "gemm_all_reduce"):
         for form in FEW_ROWS:
             config = stream_config(operator, **form)
