@@ -35,9 +35,11 @@ class CollectiveCounter(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         for node in graph.nodes:
-            if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            in_place = node.target is torch.ops.higher_order.auto_functionalized_v2
+            target = node.args[0] if in_place else node.target
+            if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
                 continue
-            name = node.target._schema.name
+            name = target._schema.name
             if name.startswith("mkcompile::"):
                 self.operators[name.removeprefix("mkcompile::")] += 1
             elif name.startswith("_c10d_functional::") and not name.endswith("::wait_tensor"):

@@ -15,7 +15,7 @@ from benchmarks.models import command, results, table
 from benchmarks.models.blocks import Workload
 from benchmarks.models.cell_run import compile_order
 from benchmarks.models.cells import MODES, Cell, Selection, units_of
-from benchmarks.models.contenders import GraphSwitch
+from benchmarks.models.contenders import CollectiveCounter, GraphSwitch
 from benchmarks.models.correct import ratios, too_far, truth_of, values_of
 from benchmarks.models.look import judged
 from benchmarks.models.overlap import Event, least_exposed, overlap_of, union
@@ -87,6 +87,18 @@ def test_async_tp_takes_part_where_it_differs() -> None:
     assert of("sequence", MODES[0]) == ("eager", "inductor", "async_tp", "mkernel")
     assert of("sequence", MODES[1]) == ("inductor", "async_tp", "mkernel")
     assert "async_tp" not in of("sequence", MODES[0], "cpu")
+
+
+def test_operators_that_work_in_place_are_counted_too() -> None:
+    graph, counter = torch.fx.Graph(), CollectiveCounter()
+    x = graph.placeholder("x")
+    graph.call_function(torch.ops.mkcompile.gemm_all_reduce.default, (x,))
+    graph.call_function(
+        torch.ops.higher_order.auto_functionalized_v2, (torch.ops.mkcompile.gemm_all_reduce_add.default,), {"x": x}
+    )
+    graph.call_function(torch.ops.higher_order.auto_functionalized_v2, (torch.ops.aten.add_.Tensor,), {"self": x})
+    counter(graph)
+    assert counter.operators == {"gemm_all_reduce": 1, "gemm_all_reduce_add": 1} and not counter.left
 
 
 def test_cells_come_in_the_order_of_the_patterns() -> None:
