@@ -64,9 +64,11 @@ def _forms() -> Iterator[dict[str, Any]]:
         for (rows, columns), broadcast, network, pulls in product(known.TILES, broadcasts, networks, (False, True)):
             tile = {"block_m": rows, "block_n": columns}
             yield {**base, **tile, "broadcast": broadcast, "network": network, "pulls": pulls}
-        for (rows, columns), split, way in product(known.STREAM_TILES, known.SPLITS, ("", "ping_pong", "hands_over")):
-            form = {"block_m": rows, "block_n": columns, "streams": True, "split": split}
-            yield {**base, **form, **({way: True} if way else {})}
+        ways: tuple[dict[str, bool], ...] = (
+            {}, {"ping_pong": True}, {"hands_over": True}, {"ping_pong": True, "shares_ends": True},
+        )  # fmt: skip
+        for (rows, columns), split, way in product(known.STREAM_TILES, known.SPLITS, ways):
+            yield {**base, "block_m": rows, "block_n": columns, "streams": True, "split": split, **way}
 
 
 def kernels_in(folder: Path) -> list[CompiledKernel]:

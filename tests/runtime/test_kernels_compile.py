@@ -45,6 +45,7 @@ CONFIGS = [
     KernelConfig(streams=True, block_m=128, block_n=128, split=2, ping_pong=True),
     KernelConfig(streams=True, block_m=128, block_n=256),
     KernelConfig(operator="gemm_all_reduce", streams=True, block_m=128, block_n=128, hands_over=True),
+    KernelConfig(operator="gemm_all_reduce", streams=True, block_n=128, split=2, ping_pong=True, shares_ends=True),
     KernelConfig(operator="gemm_reduce_scatter", streams=True, block_m=64, block_n=64, hands_over=True),
     KernelConfig(operator="gemm_reduce_scatter", network="flat"),
     KernelConfig(operator="gemm_all_reduce", broadcast="staged", network="flat", block_n=128),
