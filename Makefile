@@ -59,7 +59,7 @@ bench: $(VENV)/.ready
 	@$(PY) -m mkcompile bench ops
 
 bench-models: $(VENV)/.ready
-	@$(PY) -m mkcompile bench models --together
+	@$(PY) -m mkcompile bench models --together --profile --compile-times
 
 clean:
 	rm -rf $(REPORTS) dist

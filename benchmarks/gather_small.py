@@ -31,7 +31,7 @@ from .gather_contenders import Gatherer, chosen, others, text_of
 from .graph_timing import NUM_CALLS, measure_graphs
 from .run import measure_link
 from .shapes import Shape
-from .small import Bench, all_right, checked_graph, eager_timings, row_of
+from .small import Bench, checked_graph, eager_timings, row_of, runs_right
 from .small_contenders import Contender, Rotation
 from .workspaces import Arena
 
@@ -118,16 +118,6 @@ def contenders_of(case: Case, gatherer: Gatherer, group: str, sweep: bool) -> li
 
 def _us(choice: GatherChoice) -> float:
     return choice.us
-
-
-def runs_right(contender: Contender, truth: Tensor) -> bool:
-    """Another's call that may refuse so few rows: the same on all ranks."""
-    try:
-        out = contender.calls[0]()
-    except RuntimeError as error:
-        sys.stderr.write(f"{contender.name}: {error}\n")
-        return False
-    return all_right(out, truth, same=False)
 
 
 def graph_of(contender: Contender, rotation: Rotation, truths: list[Tensor]) -> torch.cuda.CUDAGraph | None:

@@ -28,7 +28,7 @@ from .graph_timing import NUM_CALLS, capture, measure_graphs
 from .measure import Timing, slowest_of, timed_ms
 from .run import measure_link
 from .shapes import Shape
-from .small_contenders import OPERATORS, SHAPES, Contender, Rotation, others, ours
+from .small_contenders import EAGER_ONLY, OPERATORS, SHAPES, Contender, Rotation, others, ours
 from .small_variants import Named, chosen_variants, paced_variants, swept_variants
 from .workspaces import Arena
 
@@ -142,6 +142,16 @@ def checked_graph(
     return graph if all_right(out, truths[1], same) and eager else None
 
 
+def runs_right(contender: Contender, truth: Tensor) -> bool:
+    """Another's call that may refuse so few rows: the same on all ranks."""
+    try:
+        out = contender.calls[0]()
+    except RuntimeError as error:
+        sys.stderr.write(f"{contender.name}: {error}\n")
+        return False
+    return all_right(out, truth, same=False)
+
+
 def _replayed(graph: torch.cuda.CUDAGraph, out: Tensor) -> Tensor:
     out.fill_(float("nan"))
     graph.replay()
@@ -200,19 +210,25 @@ def rows_of(bench: Bench, op: OperatorName, shape: Shape, options: argparse.Name
     rotation = rotation_of(shape, seed=shape.m)
     last = (NUM_CALLS - 1) % len(rotation.weights)
     alone, summed = ([truth_of(op, rotation, at, s) for at in (0, last)] for s in (False, op != "gemm"))
-    taking_part, graphs = contenders_of(bench, op, shape, rotation, options), {}
+    taking_part, graphs, eager_only = contenders_of(bench, op, shape, rotation, options), {}, set[str]()
     for contender in taking_part:
+        if contender.name in EAGER_ONLY:
+            if not options.no_eager and runs_right(contender, summed[0]):
+                eager_only.add(contender.name)
+            continue
         graph = checked_graph(op, contender, rotation, alone if contender.name == "cublas" else summed)
         bench.check()
         if graph is not None:
             graphs[contender.name] = graph
     timings = {"graph": measure_graphs(graphs, bench.rounds, bench.host_group)}
     if not options.no_eager and not options.sweep:
-        timings["eager"] = eager_timings(bench, taking_part, set(graphs))
+        timings["eager"] = eager_timings(bench, taking_part, set(graphs) | eager_only)
     bench.check()
     for regime, found in timings.items():
         floor_ms = bench.floor_ms(op, shape, found["cublas"].ms)
         for contender in taking_part:
+            if regime == "graph" and contender.name in EAGER_ONLY:
+                continue
             row = row_of(bench, op, shape, contender, found.get(contender.name), floor_ms)
             yield {**row, "regime": regime}
 

@@ -26,6 +26,8 @@ SHAPES = tuple(
     for n, k in ((8192, 3584), (8192, 1024), (4096, 7168), (4096, 2048))
     for m in (1, 8, 32, 64, 128, 256, 512, 1024)
 )
+#: Its graphs can't be captured on every version of torch.
+EAGER_ONLY = frozenset({"async_tp"})
 OPERATORS: tuple[OperatorName, ...] = ("gemm", "gemm_all_reduce", "gemm_reduce_scatter")
 _SM_RESERVE = 4
 
@@ -155,7 +157,12 @@ def _reduce_scatter(rotation: Rotation, arena: Arena) -> Iterator[Contender]:
         dist.reduce_scatter_tensor(out, product)
         return out
 
+    def async_tp(w: Tensor) -> Tensor:
+        result: Tensor = torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w.t(), "sum", 0, arena.group.group_name)
+        return result
+
     yield _rotated("cublas_nccl", rotation, nccl)
+    yield _rotated("async_tp", rotation, async_tp)
 
 
 def others(op: OperatorName, rotation: Rotation, arena: Arena | None) -> list[Contender]:

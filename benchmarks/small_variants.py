@@ -8,7 +8,14 @@ from mkcompile.ops.problem import Problem
 from mkcompile.plan.decide import Policy, decide
 from mkcompile.plan.topology import preset
 from mkcompile.runtime.form import Form
-from mkcompile.runtime.kernel_config import HANDS_OVER, PING_PONG, STREAM_FORMS, KernelConfig, OperatorName
+from mkcompile.runtime.kernel_config import (
+    HANDS_OVER,
+    PING_PONG,
+    SHARES_ENDS,
+    STREAM_FORMS,
+    KernelConfig,
+    OperatorName,
+)
 from mkcompile.runtime.stream_schedule import StreamForm, Way, can_stream, stream_config, stream_tactic
 from mkcompile.runtime.tactics import from_plan
 from mkcompile.runtime.tile_schedule import LaunchSize
@@ -107,7 +114,7 @@ def _ways(base: KernelConfig, size: LaunchSize, tile: tuple[int, int], split: in
         return ["together"]
     known: tuple[tuple[Way, bool], ...] = (
         ("turns", (tile, split) in PING_PONG), ("handed", base.reduces and (tile, split) in HANDS_OVER),
-        ("together", split > 1),
+        ("together", split > 1), ("ends", base.operator == "gemm_all_reduce" and (tile, split) == SHARES_ENDS),
     )  # fmt: skip
     return [way for way, offered in known if offered] or ["together"]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from mkcompile.passes.judge import judge_for, kernels_first
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.save_reduced import SaveReduced
 from mkcompile.passes.uneven_shards import UnevenSizes, uneven_sizes
+from mkcompile.plan import judge as planner
 from mkcompile.plan.placement import placed
 from mkcompile.runtime.machine import basis_of, enter, policy_of
 from mkcompile.runtime.published import Basis
@@ -67,6 +69,12 @@ class FusionPass(fusion_pass.FusionPass):
         judges = {"auto": self._judge_by_plan, "always": self._judge_by_kernels}
         judge = judges.get(self._options.fuse)
         return lying, self._judge(lying) if judge is None else judge(lying, basis)
+
+    def adds(self, group: str, problem: Problem) -> bool:
+        """By the kernel that the problem is planned with."""
+        basis = basis_of(self._machine, group)
+        policy = replace(policy_of(), fuse=self._options.fuse)
+        return planner.adds(problem, basis.topology, policy, basis.tuned)
 
     def _judge_by_plan(self, problem: Problem, known: Basis | None = None) -> float | Reason:
         basis = known or basis_of(self._machine)

@@ -18,6 +18,7 @@ from mkcompile.errors import OptionError
 
 FusePolicy = Literal["auto", "always", "never"]
 ResultPolicy = Literal["ordinary", "planned"]
+ResidualPolicy = Literal["in_place", "apart"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 OPTION_PREFIX = "mkernel."
 NETWORKS = ("auto", "tcp", "rc", "srd", "emulated", "unordered")
@@ -76,11 +77,13 @@ class Options:
     `fuse`: `auto` fuses where the planner predicts a gain, `always` wherever it is legal, `never` nowhere.
     `topology`: `probe`, or the name of a preset of `mkcompile.plan.topology`.
     `results`: `planned` lets peers store those of all-reduces that stay in the graph in place, `ordinary` stages all.
+    `residuals`: `in_place` has reductions added to a residual that is read no more; `apart` leaves that to Inductor.
     """
 
     fuse: FusePolicy = "auto"
     topology: str = "probe"
     results: ResultPolicy = "ordinary"
+    residuals: ResidualPolicy = "in_place"
 
     def __post_init__(self) -> None:
         if self.fuse not in get_args(FusePolicy):
@@ -92,6 +95,9 @@ class Options:
         if self.results not in get_args(ResultPolicy):
             valid = ", ".join(get_args(ResultPolicy))
             raise OptionError(f"mkernel.results must be one of {valid}; got {self.results!r}")
+        if self.residuals not in get_args(ResidualPolicy):
+            valid = ", ".join(get_args(ResidualPolicy))
+            raise OptionError(f"mkernel.residuals must be one of {valid}; got {self.residuals!r}")
 
 
 def near_text(given: object, known: Iterable[str]) -> str:

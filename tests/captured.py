@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,41 +78,45 @@ def capture(
     dynamic: bool | None = None,
     judge: Judge = fuse_all,
     joint: CustomGraphPass | None = None,
+    **fusing: Any,
 ) -> list[Captured]:
     """Compile and call the model (and its backward); the graphs in the order in which they were compiled.
 
-    `joint` is a pass over the graph of forward and backward together.
+    `joint` is a pass over the graph of forward and backward together; `fusing` goes to `fuse`.
     """
     torch._dynamo.reset()
     graphs: list[Captured] = []
     patches = inductor_config.patch(fx_graph_cache=False, joint_custom_pre_pass=joint)
     with patches, functorch_config.patch(enable_autograd_cache=False):
-        result = torch.compile(model, backend=_backend(graphs, judge), dynamic=dynamic, fullgraph=True)(*args)
+        keeper = partial(_Keeper, fusing={"judge": anywhere(judge), "results": "planned", **fusing})
+        result = torch.compile(model, backend=_backend(graphs, keeper), dynamic=dynamic, fullgraph=True)(*args)
         if backward:
             leaves = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and one.requires_grad]
             torch.autograd.backward(leaves, [torch.ones_like(one) for one in leaves])
     return graphs
 
 
-def capture_each(functions: Sequence[Callable[..., Any]], *args: Any) -> tuple[Captured, dict[str, Site]]:
+def capture_each(
+    functions: Sequence[Callable[..., Any]], *args: Any, **fusing: Any
+) -> tuple[Captured, dict[str, Site]]:
     """Functions with one collective each in one graph (compiling is slow), and what became of each function's."""
 
     def all_of_them(*args: Any) -> list[Any]:
         return [function(*args) for function in functions]
 
-    (graph,) = capture(all_of_them, *args)
+    (graph,) = capture(all_of_them, *args, **fusing)
     names = [function.__name__ for function in functions]
     return graph, dict(zip(names, graph.sites, strict=True))
 
 
-def _backend(graphs: list[Captured], judge: Judge) -> Callable[..., Any]:
+def _backend(graphs: list[Captured], keeper_of: Callable[[str], _Keeper]) -> Callable[..., Any]:
     def inner_compile(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         is_inference = bool(kwargs.get("is_inference", False))
         phase = "backward" if kwargs.get("is_backward") else "inference" if is_inference else "forward"
         inductor.view_to_reshape(gm)
         with torch.no_grad():
             fake_mode = inductor.fake_tensor_prop(gm, example_inputs)
-        keeper = _Keeper(phase, judge)
+        keeper = keeper_of(phase)
         with V.set_fake_mode(fake_mode), inductor_config.patch(post_grad_custom_pre_pass=keeper):
             inductor._recursive_post_grad_passes(gm, is_inference=is_inference)
         graphs.append(keeper.kept)
@@ -130,14 +135,14 @@ def _backend(graphs: list[Captured], judge: Judge) -> Callable[..., Any]:
 
 
 class _Keeper(CustomGraphPass):
-    def __init__(self, phase: str, judge: Judge) -> None:
+    def __init__(self, phase: str, fusing: dict[str, Any]) -> None:
         self._phase = phase
-        self._judge = judge
+        self._fusing = fusing
         self.kept: Captured
 
     def __call__(self, graph: fx.Graph) -> None:
         before = _copy(graph)
-        sites = fuse(graph, anywhere(self._judge), results="planned")
+        sites = fuse(graph, **self._fusing)
         graph.lint()
         self.kept = Captured(phase=self._phase, before=before, after=_copy(graph), sites=sites)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2_dense
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mkcompile.ops.registry import call_types
@@ -80,17 +81,23 @@ def run(world: World, function: Callable[..., Any], inputs_of: Callable[[int], S
 class _Rank(TorchDispatchMode):
     """Answers collectives and fused operators for one rank."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, world: World, rank: int) -> None:
         super().__init__()
         self._world = world
         self._rank = rank
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.higher_order.auto_functionalized_v2:
+            with self:
+                return auto_functionalized_v2_dense(*args, **(kwargs or {}))
         if func.namespace == "mkcompile":
             call = call_types()[func._opname](*args)
             call.check()
             with self:
-                return call.reference()
+                result = call.reference()
+            return result if func._schema.returns else None
         if func.namespace == "_c10d_functional":
             return getattr(self, "_" + func._opname)(*args)
         return func(*args, **(kwargs or {}))

@@ -1,12 +1,13 @@
-"""One cell on one rank: compile every contender, check it, time all of them in turn, and look where the time goes."""
+"""One cell on one rank: what can be done to its contenders, each step of it by all ranks together."""
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -14,13 +15,12 @@ import torch.distributed as dist
 from torch._dynamo.utils import counters
 from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 
-from mkcompile.runtime import trace, wiring
+from mkcompile.runtime import wiring
 
 from . import correct
 from .blocks import Workload, workload
-from .cells import LOSS_ROWS, TRUTH_ROWS, VARIANT, Cell
+from .cells import MODES, TRUTH_TOKENS, VARIANT, Cell
 from .contenders import Call, Contender
-from .overlap import FIRST, STEPS, overlap_in, record
 from .plan import Entry, Place, Plan, Row, Truth
 from .timing import Step, interleaved, synchronize
 from .tracer import Tracer
@@ -29,7 +29,7 @@ from .turn import Turn
 
 @dataclass(slots=True, kw_only=True)
 class CellRun:
-    """The state of one cell on this rank. Units: `base_bytes` bytes of weights and input."""
+    """The state of one cell on this rank. `curve`: eager's losses. Units: `base_bytes` bytes of weights and input."""
 
     cell: Cell
     plan: Plan
@@ -41,6 +41,7 @@ class CellRun:
     base_bytes: int
     entries: dict[str, Entry] = field(default_factory=dict)
     truths: dict[str, Truth] = field(default_factory=dict)
+    curve: list[float] | None = None
 
     @property
     def working(self) -> dict[str, Entry]:
@@ -53,8 +54,11 @@ class CellRun:
         return ("fwd", "fwdbwd") if self.plan.train and self.load.trains else ("fwd",)
 
     @contextmanager
-    def step(self, name: str, what: str) -> Iterator[None]:
-        """Whatever a contender raises, on any rank, becomes its row's error; all ranks come out of here together."""
+    def step(self, name: str, what: str, kind: str = "error") -> Iterator[None]:
+        """Whatever a contender raises, on any rank, becomes its row's error; all ranks come out of here together.
+
+        `kind`: what it is in the row; with another kind of error the contender is still in the race.
+        """
         entry = self.entries[name]
         self.say(f"{self.cell}: {what} {name}")
         text = ""
@@ -67,7 +71,7 @@ class CellRun:
         dist.all_gather_object(said, text, group=self.turn.host_group)
         for rank, one in enumerate(said):
             if one:
-                entry.row.setdefault("error", f"{what}: {one}" if said[0] else f"{what}: on rank {rank}: {one}")
+                entry.row.setdefault(kind, f"{what}: {one}" if said[0] else f"{what}: on rank {rank}: {one}")
 
     def compile(self, name: str, kind: str, passes: tuple[str, ...]) -> None:
         """Each pass at its first call. Seconds leave out the wait for other pairs' turns."""
@@ -80,24 +84,34 @@ class CellRun:
                 if not entry.works:
                     break
                 fused, left = entry.contender.counter.sums()
-                with self.step(name, f"compiling {which} of"):
+                with self.step(name, f"compiling {which} of", "error" if kind == "cold" else "compile_error"):
                     started, waited = time.perf_counter(), self.turn.waited_s
                     if name == "eager":
                         self.turn.enter()
                     correct.values_of(self.load, entry.call, train=which == "fwdbwd")
                     seconds = time.perf_counter() - started - (self.turn.waited_s - waited)
-                    if self.plan.compile_times:
+                    if self.plan.times_compiling(self.cell) and name != "eager":
                         entry.row[f"compile_{kind}_{which}_s"] = round(seconds, 2)
                 if kind == "cold":  # a warm one may come whole from a cache, and is not counted
                     now_fused, now_left = entry.contender.counter.sums()
                     entry.row |= {f"{which}_fused": now_fused - fused, f"{which}_left": now_left - left}
-                if self.cell.graphs and entry.works:
+                if self.cell.graphs and entry.works and kind == "cold":
                     self.capture(name, which)
         entry.skips += counters["inductor"]["cudagraph_skips"] - skipped
         if self.cell.graphs:
             entry.row["cudagraph_skips"] = entry.skips
         if self.cell.graphs and not entry.works and not self.plan.together:
             forget_compiled()  # what it left in the pool of the CUDA graphs would fail the others, too
+
+    def compile_again(self, order: Iterable[str]) -> None:
+        """From what is in the caches, where the plan asks what that takes; rows that there are have been written."""
+        if not self.plan.times_compiling(self.cell):
+            return
+        self.publish(self.rows())
+        forget_compiled()
+        for name in order:
+            if name in self.working and name != "eager":
+                self.compile(name, "warm", self.passes)
 
     def adopt(self, name: str, which: str, compiled: Entry) -> None:
         """Capture what was compiled in the other mode, where it ran without CUDA graphs."""
@@ -107,6 +121,7 @@ class CellRun:
         if not entry.works:
             return
         entry.row |= {key: compiled.row[key] for key in (f"{which}_fused", f"{which}_left")}
+        entry.row["compiled_in"] = MODES[0]
         skipped = counters["inductor"]["cudagraph_skips"]
         with self.step(name, f"warming up {which} of"):
             self.turn.enter()
@@ -127,8 +142,7 @@ class CellRun:
 
     def check(self, which: str) -> None:
         """One pass against eager, and against the truth in fp32 where that is small enough."""
-        train = which == "fwdbwd"
-        truth = self.truths.get(which) or self._truth(train)
+        train, truth = which == "fwdbwd", self.truths[which]
         for name, entry in self.working.items():
             with self.step(name, f"checking {which} of"):
                 self.turn.enter()
@@ -146,25 +160,24 @@ class CellRun:
             entry.row |= {"worst_error": errors[worst], "worst_tensor": worst}
 
     def find_truth(self, which: str) -> None:
-        """Keep it for several checks of one pass: it is as large as all gradients."""
-        self.truths[which] = self._truth(which == "fwdbwd")
-
-    def _truth(self, train: bool) -> Truth:
+        """What a pass should give: kept for the checks of one pass, since it is as large as all gradients."""
+        train, of_eager = which == "fwdbwd", None
+        exact = correct.in_fp32(self.load) if self.cell.tokens <= TRUTH_TOKENS else None
         self.turn.enter()
-        wanted = correct.values_of(self.load, self.load.module, train)
-        truth, of_eager = wanted, None
-        if self.cell.rows <= TRUTH_ROWS:
-            exact = correct.in_fp32(self.load)
-            truth = correct.values_of(exact, exact.module, train)
+        wanted = truth = correct.values_of(self.load, self.load.module, train)
+        if exact is not None:
+            truth = correct.truth_of(exact, train)
             of_eager = correct.of_worst_rank(correct.ratios(wanted, truth), self.turn.host_group)
         self.turn.leave()
-        return Truth(truth, of_eager)
+        self.truths[which] = Truth(truth, of_eager)
 
     def losses(self) -> None:
         """20 training steps of each contender, from the same weights."""
-        self.turn.enter()
-        wanted = correct.loss_curve(self.load, self.load.module, synchronize)
-        self.turn.leave()
+        if self.curve is None:
+            self.turn.enter()
+            self.curve = correct.loss_curve(self.load, self.load.module, synchronize)
+            self.turn.leave()
+        wanted = self.curve
         for name, entry in self.working.items():
             with self.step(name, "training with"):
                 self.turn.enter()
@@ -179,6 +192,10 @@ class CellRun:
     def steps(self, which: str) -> dict[str, Step]:
         """What is timed of each contender."""
         return {name: partial(_step, self.load, entry.call, which) for name, entry in self.working.items()}
+
+    def plain_step(self, name: str, which: str) -> None:
+        """Without CUDA graphs, whatever the cell's mode is."""
+        _step(self.load, self.entries[name].contender.call(graphs=False), which)
 
     def time(self, which: str) -> None:
         """Median, p10, p90, tokens a second and peak memory."""
@@ -211,26 +228,6 @@ class CellRun:
         synchronize()
         return torch.cuda.max_memory_allocated() - others_bytes
 
-    def look(self, which: str) -> None:
-        """One step of each compiled contender under the profiler, and of ours with kernels that write timelines."""
-        for name, step in self.steps(which).items():
-            if name == "eager":
-                continue
-            with self.step(name, f"profiling {which} of"):
-                self.turn.enter()
-                profile = record(step)
-                launches = self._traced(step) if name == "mkernel" else []
-                self.turn.leave()
-                seen = overlap_in(profile)
-                row = self.entries[name].row
-                row[f"{which}_profile"] = {**asdict(seen), "launches": [asdict(one) for one in launches]}
-                row[f"{which}_between_us"] = seen.exposed_us
-                # what our kernels expose is inside of them: only a timeline of theirs can tell
-                if launches or not seen.fused_us:
-                    row[f"{which}_inside_us"] = round(sum(one.exposed_us for one in launches), 1)
-            if not self.entries[name].works:  # what was timed stays right
-                self.entries[name].row["profile_error"] = self.entries[name].row.pop("error")
-
     def rows(self) -> list[Row]:
         """What is known so far."""
         found = []
@@ -239,7 +236,7 @@ class CellRun:
             known: Row = {"operators": dict(counter.operators), "collectives_left": dict(counter.left)}
             if name == "mkernel":
                 known["arena_bytes"] = arena_bytes()
-            known |= {"unfinished": True} if entry.works and not self._is_whole(entry) else {}
+            known |= {"unfinished": True} if entry.works and not self._is_whole(name, entry.row) else {}
             options = entry.contender.options
             known |= {"options": options} if name in ("mkernel", VARIANT) and options else {}
             found.append({**_identity(self.cell), "contender": name, **entry.row, **known})
@@ -247,23 +244,17 @@ class CellRun:
                 entry.row.pop(f"{which}_profile", None)  # long, and written once
         return found
 
-    def _is_whole(self, entry: Entry) -> bool:
-        """Is everything in the row that the plan asks for?"""
-        if self.plan.checks_only:
-            return ("losses" if len(self.passes) > 1 else "checked") in entry.row
-        return not self.plan.times or all(f"{one}_ms" in entry.row for one in self.passes)
-
-    def _traced(self, step: Step) -> list[trace.LaunchSummary]:
-        """Our launches of one step, from their timelines. A graph has the kernels that it was captured with."""
-        if self.cell.graphs and not self.plan.timeline:
-            return []
-        with nullcontext() if self.plan.timeline else self.tracer.tracing():
-            steps = []
-            for _ in range(STEPS):
-                trace.clear()
-                step()
-                steps.append(trace.summary(trace.collect()))
-            return min(steps[FIRST:], key=lambda launches: sum(one.exposed_us for one in launches))
+    def _is_whole(self, name: str, row: Row) -> bool:
+        """Is everything in the row that the plan asks for, or why it is not?"""
+        if self.plan.compiles_only:
+            return True
+        keys = ["losses" if len(self.passes) > 1 else "checked"]
+        keys += [f"{which}_ms" for which in self.passes] if self.plan.times else []
+        seen = ("inside_us" if name == "mkernel" else "between_us", "exposed_note", "profile_error")
+        looked = not self.plan.looks_at(self.cell) or all(
+            any(f"{which}_{kind}" in row for kind in seen) for which in self.passes
+        )
+        return looked and all(key in row for key in keys)
 
 
 def _step(load: Workload, call: Call, which: str) -> None:
@@ -299,26 +290,23 @@ def weights_of(cell: Cell, place: Place) -> Workload:
 
 def contender_of(run: CellRun, name: str, place: Place, graphs: bool) -> Contender:
     """Compiled for CUDA graphs or not, with the caches that the plan gives it."""
-    plan, cache = run.plan, place.cache
-    own = cache and cache / "-".join(map(str, run.cell.key)).replace(" ", "") / name
+    plan, apart = run.plan, run.plan.times_compiling(run.cell)
+    own = place.apart / "-".join(map(str, run.cell.key)).replace(" ", "") / name
     return Contender(
-        name=name, module=run.load.module, graphs=graphs, cache=own if plan.compile_times else cache,
-        keeps=plan.compile_times, options=plan.variant if name == VARIANT else plan.options,
+        name=name, module=run.load.module, graphs=graphs, cache=own if apart else place.cache,
+        keeps=apart, options=plan.variant if name == VARIANT else plan.options,
         compiled=place.turn.enter,
     )  # fmt: skip
 
 
-def run_cell(cell: Cell, plan: Plan, place: Place) -> list[Row]:
-    """The cell's rows, one a contender; collective over the pair."""
-    run = begin(cell, plan, place, weights_of(cell, place))
-    for name in cell.contenders(plan.contenders, plan.device):
-        contender = contender_of(run, name, place, cell.graphs)
-        run.entries[name] = Entry(contender, contender.call(cell.graphs))
-    _measure(run)
-    rows = run.rows()
-    del run
-    forget_compiled()
-    return rows
+def compile_order(cell: Cell, names: Iterable[str]) -> list[str]:
+    """Eager first; the others forwards or backwards, by the cell: it is not always Inductor that comes first, and pays
+    for what a process does once.
+    """
+    ordered = sorted(names, key=lambda name: name != "eager")
+    num_first = 1 if ordered[:1] == ["eager"] else 0
+    size = "-".join(map(str, cell.key[:4]))
+    return ordered[:num_first] + ordered[num_first:][:: 1 if zlib.crc32(size.encode()) % 2 else -1]
 
 
 def forget_compiled() -> None:
@@ -328,44 +316,6 @@ def forget_compiled() -> None:
         reset_cudagraph_trees()
         gc.collect()
         torch.cuda.empty_cache()
-
-
-def _measure(run: CellRun) -> None:
-    """Forward is compiled and measured before forward with backward is compiled, so that a run that is stopped has it;
-    with `quiet` both are compiled first.
-    """
-    # a contender that fails under CUDA graphs takes the others' compiled code with it: the one that may goes first
-    order = sorted(run.entries, key=lambda name: name != "async_tp") if run.cell.graphs else list(run.entries)
-    for passes in [run.passes] if run.plan.quiet else [(one,) for one in run.passes]:
-        _compile(run, order, passes)
-        run.turn.stop_compiling()
-        for which in passes if not run.plan.compile_times else ():
-            run.check(which)
-            race(run, which)
-            more = run.plan.looks_at(run.cell) or which != run.passes[-1]
-            if more and (run.plan.times or run.plan.checks_only):
-                run.publish(run.rows())
-            if run.plan.looks_at(run.cell):
-                run.look(which)
-
-
-def _compile(run: CellRun, order: list[str], passes: tuple[str, ...]) -> None:
-    for name in order:
-        run.compile(name, "cold", passes)
-    if run.plan.compile_times:
-        forget_compiled()
-        for name in order:
-            if name in run.working and name != "eager":
-                run.compile(name, "warm", passes)
-
-
-def race(run: CellRun, which: str) -> None:
-    """Time a pass, after the 20 steps of training where the cell has them; or do what the plan leaves of it."""
-    few = run.plan.times and run.cell.rows <= LOSS_ROWS and not run.cell.graphs
-    if which == "fwdbwd" and (few or run.plan.checks_only):
-        run.losses()
-    if run.plan.times:
-        run.time(which)
 
 
 def _identity(cell: Cell) -> Row:

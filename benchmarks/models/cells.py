@@ -37,10 +37,8 @@ MODES = ("default", "reduce-overhead")
 CONTENDERS = ("eager", "inductor", "async_tp", "mkernel")
 #: Ours with other options, beside ours in the same cell, where it is asked for.
 VARIANT = "variant"
-#: Rows up to which a model in fp32 is the truth; above, eager alone is compared with.
-TRUTH_ROWS = 4096
-#: Rows up to which a cell that is timed also trains 20 steps.
-LOSS_ROWS = 512
+#: Tokens of a sample up to which a model in fp32 is the truth; above, eager alone is compared with.
+TRUTH_TOKENS = 4096
 
 Key = tuple[str, str, int, int, str]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import multiprocessing
 import multiprocessing.process
 import os
@@ -42,15 +43,12 @@ _RESULTS = {"cuda": Path("benchmarks/results/2xh200/models.jsonl"), "cpu": _REHE
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit status: 1 where a row has an error that is not an absent contender's."""
+    """The exit status: 1 where a row of ours has an error or is missing."""
     given = _parser().parse_args(argv)
     device = _device(given.device)
     given.out = given.out or _RESULTS[device]
-    if given.timeline:
-        os.environ["MKCOMPILE_TRACE"] = "1"  # in the ranks, which are started from here
-        given.contender, given.profile = ["mkernel"], ""
-        given.out = given.out.with_name(given.out.stem + "-timeline.jsonl")
-    if given.compile_times:
+    if given.compiles_only:
+        given.compile_times = given.compile_times or ""
         given.out = given.out.with_name(given.out.stem + "-compile.jsonl")
     given.out.parent.mkdir(parents=True, exist_ok=True)
     selection = Selection(
@@ -69,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     plan = Plan(
         contenders=wanted, device=device, budget_s=given.row_s, train=not given.forward_only,
         compile_times=given.compile_times, profile=given.profile, quiet=given.quiet,
-        timeline=given.timeline, checks_only=given.checks_only, together=given.together,
+        compiles_only=given.compiles_only, checks_only=given.checks_only, together=given.together,
         options=dict(given.option), variant=dict(given.variant),
     )  # fmt: skip
     lanes = torch.cuda.device_count() // WORLD_SIZE if device == "cuda" else 1
@@ -82,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
             out=given.out, common=_common(given.commit, device), deadline=time.time() + given.limit_s,
             cell_s=given.cell_s, lock=given.lock,
         )  # fmt: skip
-        predictor = start_predictor(job) if given.predict else None
+        started, predictor = time.time(), start_predictor(job) if given.predict else None
         if lanes == 1:
             with Progress(console, job.num_cells) as progress:
                 run(job, num_pairs, progress)
@@ -90,6 +88,7 @@ def main(argv: Sequence[str]) -> int:
             run_lanes(job, num_pairs, lanes)
         if predictor is not None:
             end_predictor(predictor, job)
+        console.print(not_begun(job, lanes * num_pairs, time.time() - started), markup=False, end="")
     return report_errors(console, every, wanted, device, given.out)
 
 
@@ -113,13 +112,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--forward-only", action="store_true", help="leave backward out")
     checked = "values, gradients and 20 training steps of every cell, and no times"
     parser.add_argument("--checks-only", action="store_true", help=checked)
-    parser.add_argument("--compile-times", action="store_true", help="compile cold and warm, and time nothing else")
+    compiled = "caches for each contender, what it takes to compile cold, and from them; of cells whose name matches"
+    parser.add_argument("--compile-times", nargs="?", const="", metavar="REGEX", help=compiled)
+    parser.add_argument("--compiles-only", action="store_true", help="the same, and nothing else is measured")
     parser.add_argument("--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="of ours")
     beside = "of ours once more, in turn with ours"
     parser.add_argument("--variant", type=_option, action="append", default=[], metavar="NAME=VALUE", help=beside)
-    profiled = "one step of each row under torch's profiler; only of cells whose name matches"
+    profiled = "what a step exposes, by torch's profiler and our kernels' timelines; of cells whose name matches"
     parser.add_argument("--profile", nargs="?", const="", metavar="REGEX", help=profiled)
-    parser.add_argument("--timeline", action="store_true", help="what our kernels expose, from their own timelines")
     parser.add_argument("--predict", action="store_true", help="what explain predicts for each row, computed beside")
     parser.add_argument("--again", action="store_true", help="measure also what is in the results")
     parser.add_argument("--pairs", type=int, default=4, help="pairs of processes that share two GPUs")
@@ -269,13 +269,25 @@ def end_predictor(process: multiprocessing.process.BaseProcess, job: Job) -> Non
     process.join()
 
 
+def not_begun(job: Job, num_pairs: int, spent_s: float) -> str:
+    """What the time did not suffice for, and how much would; nothing where every cell was begun."""
+    num_left = len(job.units) - job.queue.next()
+    if num_left <= 0:
+        return ""
+    needed_s = spent_s + math.ceil(num_left / num_pairs) * job.cell_s
+    what = f"{num_left} of {len(job.units)} (cells, or both modes of one)"
+    return f"{what} were not begun: no cell begins within {job.cell_s:.0f} s of the end (--cell-s). " + (
+        f"They need about --limit-s {needed_s:.0f}\n"
+    )
+
+
 def report_errors(console: Console, cells: list[Cell], wanted: tuple[str, ...], device: str, out: Path) -> int:
-    """Say which rows have errors or are missing; 1 where one of ours has."""
+    """Say which rows have errors or are missing; 1 where one of ours has or is."""
     found = results.read(out)
     keys = [(cell.key, name) for cell in cells for name in cell.contenders(wanted, device)]
     for key in keys:
         error = found[key].get("error") if key in found else "not measured yet"
         if error:
             console.print(f"{' '.join(str(part) for part in key[0])}, {key[1]}: {error}", markup=False)
-    ours = [found[key] for key in keys if key in found and key[1] == "mkernel"]
+    ours = [found.get(key, {"error": "missing"}) for key in keys if key[1] == "mkernel"]
     return 1 if any("error" in row for row in ours) else 0

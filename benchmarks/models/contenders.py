@@ -35,9 +35,11 @@ class CollectiveCounter(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         for node in graph.nodes:
-            if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            in_place = node.target is torch.ops.higher_order.auto_functionalized_v2
+            target = node.args[0] if in_place else node.target
+            if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
                 continue
-            name = node.target._schema.name
+            name = target._schema.name
             if name.startswith("mkcompile::"):
                 self.operators[name.removeprefix("mkcompile::")] += 1
             elif name.startswith("_c10d_functional::") and not name.endswith("::wait_tensor"):
@@ -54,9 +56,21 @@ class CollectiveCounter(CustomGraphPass):
 
 @dataclass(slots=True)
 class GraphSwitch:
-    """Whether what was compiled for CUDA graphs is captured and replayed, or called as it is."""
+    """Whether what was compiled for CUDA graphs is captured and replayed, or called as it is. `traced`: captured once
+    more, with kernels that write their timelines, since a graph keeps the kernels that it was captured with.
+    """
 
     on: bool = True
+    traced: bool = False
+
+    @contextmanager
+    def with_timelines(self) -> Iterator[None]:
+        """What is captured and replayed meanwhile."""
+        self.traced = True
+        try:
+            yield
+        finally:
+            self.traced = False
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -65,8 +79,14 @@ class GraphSwitch:
         capturing: Callable[..., Callable[[Any], Any]] = inductor.cudagraphify
 
         def cudagraphify(model: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-            captured = capturing(model, *args, **kwargs)
-            return lambda inputs: captured(inputs) if self.on else model(inputs)
+            captured, with_timelines = (capturing(model, *args, **kwargs) for _ in range(2))  # at their first calls
+
+            def call(inputs: Any) -> Any:
+                if not self.on:
+                    return model(inputs)
+                return with_timelines(inputs) if self.traced else captured(inputs)
+
+            return call
 
         with mock.patch.object(inductor, "cudagraphify", cudagraphify):
             yield

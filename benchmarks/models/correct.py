@@ -61,7 +61,7 @@ def truth_of(exact: Workload, train: bool) -> Values:
     """`values_of` a workload in fp32, one sample at a time where there are several: its attention keeps all scores."""
     if exact.again is not None or len(exact.x) == 1:
         return values_of(exact, exact.module, train)
-    samples = zip(exact.x.detach().split(1), exact.dy.split(1), strict=True)
+    samples = zip(torch.split(exact.x.detach(), 1), torch.split(exact.dy, 1), strict=True)
     parts = (Workload(module=exact.module, x=x.clone().requires_grad_(), dy=dy) for x, dy in samples)
     found, rows = Values(), dict[str, list[Tensor]]()
     for part in parts:
@@ -125,8 +125,8 @@ def loss_curve(load: Workload, call: Call, done: Callable[[], None]) -> list[flo
 
 def _descend(parameter: Tensor, gradient: Tensor) -> None:
     weight, slope = _local(parameter), _local(gradient)
-    scale = STEP_SIZE * weight.float().norm() / slope.float().norm().clamp_min(1e-30)
-    weight.sub_((slope.float() * scale).to(weight.dtype))
+    sizes = (torch.linalg.vector_norm(one, dtype=torch.float32) for one in (weight, slope))
+    weight.sub_(slope * (STEP_SIZE * next(sizes) / next(sizes).clamp_min(1e-30)))  # rounded once to the weight's type
 
 
 def curve_distance(got: list[float], wanted: list[float], host_group: dist.ProcessGroup) -> float:

@@ -2,6 +2,10 @@
 
 From the events of torch's profiler: NCCL's kernels, copies between devices, and everything else as computation. What
 our fused kernels exchange is inside of them and not seen here.
+
+Steps are looked at as GPUs run them: all launches wait in the queue behind a kernel that sleeps, then the ranks meet,
+and both GPUs begin the step at once. Else whoever's host is late keeps the other's first collective waiting, which is
+nothing that the step exposes.
 """
 
 from __future__ import annotations
@@ -9,11 +13,13 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from .timing import synchronize
 
@@ -28,14 +34,21 @@ _COMMUNICATES = (
     "barrier_kernel",
     "put_signal",
     "wait_signal",
+    "spin_kernel",  # async TP has short ones, too
 )
 _ON_DEVICE = ("kernel", "gpu_memcpy")
 #: The entry point of our kernels.
 _OURS = ("mk_kernel",)
-#: Of a look at a contender. In the first kernels are loaded and memory is made, in the second the ranks meet; later a
-#: rank whose host is late makes the other wait, which is not what the step exposes: the least of the others counts.
-STEPS, FIRST = 6, 2
+#: Of a look at a contender: what the one that exposes least shows counts.
+STEPS = 3
+_SLEEPS = "spin_kernel"
+#: Ours sleep for longer than anybody's within a step.
+_SLEEP_US = 400.0
+_CYCLES_PER_S, _LEAST_CYCLES, _MOST_CYCLES = 2e9, 2_000_000, 400_000_000
+#: Over what is timed: a step that is looked at and takes longer was kept waiting by a host. Units: microseconds.
+_FACTOR, _SLACK_US = 1.25, 200.0
 
+Event = tuple[str, str, float, float]
 Interval = tuple[float, float]
 
 
@@ -50,6 +63,33 @@ class Overlap:
     fused_us: float
     launches_us: tuple[float, ...]
     kernels: tuple[tuple[str, int, float], ...]
+
+    def doubt(self, timed_ms: float | None) -> str:
+        """Why this is no step as it was timed; nothing where it is. Units: `timed_ms` milliseconds, None: not timed."""
+        if timed_ms is None or self.span_us <= _FACTOR * timed_ms * 1e3 + _SLACK_US:
+            return ""
+        return f"the step took {self.span_us:.0f} us under the profiler and {timed_ms * 1e3:.0f} us when it was timed"
+
+
+@dataclass(slots=True)
+class Start:
+    """Called in front of a step: both GPUs begin what is launched behind it at once, and not before it is launched.
+
+    Units: `host_s` seconds that the slowest rank's host takes to launch the step.
+    """
+
+    host_s: float
+    _flag: Tensor | None = None
+
+    def __call__(self) -> None:
+        """Nothing where there is no GPU. Collective."""
+        if not torch.cuda.is_available():
+            return
+        if self._flag is None:
+            self._flag = torch.zeros(1, device="cuda")
+        cycles = int(max(_LEAST_CYCLES, min(_MOST_CYCLES, 2 * self.host_s * _CYCLES_PER_S)))
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+        dist.all_reduce(self._flag)
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -68,7 +108,7 @@ def length(intervals: Iterable[Interval]) -> float:
     return sum(end - start for start, end in intervals)
 
 
-def overlap_of(events: list[tuple[str, str, float, float]]) -> Overlap:
+def overlap_of(events: Sequence[Event]) -> Overlap:
     """From (category, name, start, duration) of what ran on the device. Units: microseconds."""
     sums: dict[str, list[float]] = defaultdict(list)
     for _, name, _, duration in events:
@@ -95,33 +135,56 @@ def _kind(category: str, name: str) -> str:
     return "ours" if any(word in lowered for word in _OURS) else "compute"
 
 
-def _start(event: tuple[str, str, float, float]) -> float:
+def _start(event: Event) -> float:
     return event[2]
 
 
-def least_exposed(events: list[tuple[str, str, float, float]]) -> Overlap:
-    """Of all that equal steps ran, the step that exposes least, without the first."""
-    ordered, size = sorted(events, key=_start), len(events) // STEPS
-    ends = [len(ordered) - size * later for later in range(STEPS - FIRST)]
-    return min((overlap_of(ordered[end - size : end]) for end in ends), key=lambda seen: seen.exposed_us)
+def steps_of(events: Iterable[Event]) -> list[list[Event]]:
+    """What ran in each step: all behind the collective in which the ranks meet, which is behind a long sleep."""
+    steps: list[list[Event]] = []
+    for event in sorted(events, key=_start):
+        if _SLEEPS in event[1] and event[3] > _SLEEP_US:
+            steps.append([])
+        elif steps:
+            steps[-1].append(event)
+    return [_behind_the_meeting(step) for step in steps]
 
 
-def record(step: Callable[[], object]) -> torch.profiler.profile:
-    """Calls of a step that has run before."""
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    profile: torch.profiler.profile = torch.profiler.profile(activities=activities)
+def _behind_the_meeting(events: list[Event]) -> list[Event]:
+    met = next((start + duration for _, name, start, duration in events if "nccl" in name.lower()), -float("inf"))
+    return [event for event in events if event[2] >= met]
+
+
+def least_exposed(events: Iterable[Event]) -> Overlap:
+    """The step that exposes least; where our kernels run, what they take counts, too: their waits are inside.
+
+    Raises: ValueError where not every step is to be seen.
+    """
+    steps = steps_of(events)
+    if len(steps) != STEPS:
+        raise ValueError(f"{len(steps)} of {STEPS} steps are to be seen")
+    return min(map(overlap_of, steps), key=lambda seen: seen.exposed_us + seen.fused_us)
+
+
+def record(step: Callable[[], object], start: Callable[[], None]) -> torch.profiler.profile:
+    """Calls of a step that has run before. Collective."""
+    kind = torch.profiler.ProfilerActivity.CUDA if torch.cuda.is_available() else torch.profiler.ProfilerActivity.CPU
+    profile: torch.profiler.profile = torch.profiler.profile(activities=[kind])
     with profile:
         for _ in range(STEPS):
+            start()
             step()
         synchronize()
     return profile
 
 
 def overlap_in(profile: torch.profiler.profile) -> Overlap:
-    """Of the call that exposes least; takes the host a second, the device nothing."""
+    """Of the call that exposes least; takes the host some tenths of a second, the device nothing."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
+    if not torch.cuda.is_available():
+        return overlap_of([])
     seen = [e for e in events if e.get("cat") in _ON_DEVICE and "dur" in e]
-    return least_exposed([(e["cat"], e["name"], float(e["ts"]), float(e["dur"])) for e in seen])
+    return least_exposed((e["cat"], e["name"], float(e["ts"]), float(e["dur"])) for e in seen)

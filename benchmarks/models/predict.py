@@ -1,12 +1,14 @@
 """What `explain` predicts for each cell's step, as it is and fused: to stand beside the measurement.
 
 The ranks are not there, and weights of blocks are on the meta device, those of whole models in this process: it runs
-beside the measuring pairs, on processors only.
+beside the measuring pairs, on processors only; or by itself, of all cells and with the constants of two H200:
+python -m benchmarks.models.predict [OUT.jsonl]
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,7 +23,7 @@ from mkcompile.inspect.offline import fake_world
 from mkcompile.inspect.report import Report
 
 from .blocks import parallel_stack
-from .cells import MODELS, Cell
+from .cells import MODELS, MODES, Cell, Selection
 from .huggingface import inference
 
 
@@ -64,3 +66,14 @@ def predict(cells: Sequence[Cell], world_size: int, topology: str, out: Path) ->
             row = prediction_of(cell, reports) | {"topology": reports["fwd"].topology}
         with out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def main(argv: Sequence[str]) -> None:
+    """The file is written anew."""
+    out = Path(argv[0] if argv else "benchmarks/results/2xh200/models-predicted.jsonl")
+    out.unlink(missing_ok=True)
+    predict(Selection(modes=MODES[:1]).cells("cuda"), 2, "2xh200", out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -13,6 +13,10 @@ class Queue:
 
     path: Path
 
+    def next(self) -> int:
+        """What would be taken now."""
+        return int(self.path.read_bytes() or b"0") if self.path.exists() else 0
+
     def take(self) -> int:
         """The next number."""
         with self.path.open("a+b") as file:

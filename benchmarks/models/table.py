@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mkcompile.config import Settings
 
+from ..report import geometric_mean
 from . import bars
 from .cells import CONTENDERS, MODELS, MODES, VARIANT, WHOLE, Key
 from .results import Row, RowKey, read
@@ -23,8 +24,8 @@ PASSES = {"fwd": "forward", "fwdbwd": "forward + backward"}
 BEGIN, END = "<!-- models: made by python -m benchmarks.models.table -->", "<!-- /models -->"
 _NAMES = {"eager": "eager", "inductor": "Inductor", "async_tp": "async TP", OURS: "mkcompile", VARIANT: "variant"}
 _EXPOSED = (
-    "Exposed: of one step of rank 0. Where a host was late (others compiled beside it), one rank's first launch or "
-    "collective waited for the other rank, and that is in the number."
+    "Exposed: of one step of rank 0, which both GPUs begin at once with all launches queued, forward and forward with "
+    "backward; where it is missing, why is said under what failed. Compiling: both modes have one compilation."
 )
 #: What counts as level. Source: the project's bar for rows where nothing can be fused.
 LEVEL = 0.01
@@ -48,12 +49,6 @@ def speed_up(rows: dict[RowKey, Row], cell: Key, which: str) -> float | None:
     ours = rows.get((cell, OURS), {}).get(f"{which}_ms")
     other = best_other(rows, cell, which)
     return None if ours is None or other == math.inf else other / ours
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    """NaN of nothing."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
 def _time(row: Row | None, which: str, ours: float | None) -> str:
@@ -90,12 +85,12 @@ def details_table(rows: dict[RowKey, Row], cells: Sequence[Key]) -> list[str]:
     for (cell, name), row in rows.items():
         if cell not in cells or name == "eager":
             continue
-        cold, warm = (_sum(row, f"compile_{kind}_{{}}_s") for kind in ("cold", "warm"))
+        cold, warm = (_sum(bars.compiled(rows, (cell, name)), f"compile_{kind}_{{}}_s") for kind in ("cold", "warm"))
         peak = max((row.get(f"{which}_peak_bytes") or 0 for which in PASSES), default=0)
         values = [
             " ".join(str(part) for part in cell), _NAMES[name], f"{cold} / {warm}", f"{peak / 1e9:.2f}",
             f"{row['arena_bytes'] / 1e9:.2f}" if "arena_bytes" in row else "",
-            " / ".join(str(exposed_us(rows, (cell, name), which) or "") for which in PASSES),
+            " / ".join("" if (us := exposed_us(row, which)) is None else str(us) for which in PASSES),
             _sites(row),
             f"{row['worst_error']:.1e} ({row['worst_tensor']})" if "worst_error" in row else "",
             str(row.get("losses_from_eager", "")),
@@ -111,18 +106,15 @@ def _sites(row: Row) -> str:
     return ", ".join(passes) or both
 
 
-def exposed_us(rows: dict[RowKey, Row], key: RowKey, which: str) -> float | None:
-    """Communication of one step that no computation runs beside, between kernels and inside of ours; None: unknown.
-
-    A CUDA graph has the kernels that it was captured with, which write no timeline: inside of them it is taken to be
-    what it is without graphs.
+def exposed_us(row: Row, which: str) -> float | None:
+    """Communication of one step that no computation runs beside, between kernels and inside of ours; None: unknown, or
+    more than the whole step takes, as in rows of earlier commits.
     """
-    (model, form, batch, tokens, _), name = key
-    without = rows.get(((model, form, batch, tokens, MODES[0]), name), {})
-    between, inside = (rows[key].get(f"{which}_{place}_us") for place in ("between", "inside"))
-    if inside is None:
-        inside = without.get(f"{which}_inside_us")
-    return None if between is None or inside is None else round(between + inside, 1)
+    between: float | None = row.get(f"{which}_between_us")
+    inside: float | None = row.get(f"{which}_inside_us", None if row["contender"] in (OURS, VARIANT) else 0.0)
+    if between is None or inside is None or between + inside > row.get(f"{which}_ms", math.inf) * 1e3:
+        return None
+    return round(between + inside, 1)
 
 
 def _sum(row: Row, pattern: str) -> str:
@@ -137,6 +129,13 @@ def errors_list(rows: dict[RowKey, Row]) -> list[str]:
         (cell, name, f"{row['cudagraph_skips']} of its graphs are no CUDA graphs")
         for (cell, name), row in rows.items()
         if row.get("cudagraph_skips") and "error" not in row
+    ]
+    failed += [
+        (cell, name, f"{PASSES[which]}, exposed: {row[f'{which}_{kind}']}")
+        for (cell, name), row in rows.items()
+        for which in PASSES
+        for kind in ("exposed_note", "profile_error")
+        if f"{which}_{kind}" in row
     ]
     return [f"- {' '.join(str(part) for part in cell)}, {_NAMES[name]}: {error}" for cell, name, error in failed]
 
@@ -246,13 +245,6 @@ def replaced(text: str, lines: Sequence[str]) -> str:
     return text[:start] + "\n" + "\n".join(lines) + "\n" + text[end:]
 
 
-def with_timelines(rows: dict[RowKey, Row], timelines: dict[RowKey, Row]) -> dict[RowKey, Row]:
-    """Exposed communication of ours, from runs whose kernels wrote their timelines."""
-    names = [f"{which}_{place}_us" for which in PASSES for place in ("between", "inside")]
-    told = {key: {name: row[name] for name in names if row.get(name) is not None} for key, row in timelines.items()}
-    return {key: {**row, **told.get(key, {})} for key, row in rows.items()}
-
-
 def with_compile_times(rows: dict[RowKey, Row], compiled: dict[RowKey, Row]) -> dict[RowKey, Row]:
     """Cold and warm compile times, from runs that measured nothing else."""
     told = {key: {name: value for name, value in row.items() if "compile_" in name} for key, row in compiled.items()}
@@ -262,8 +254,7 @@ def with_compile_times(rows: dict[RowKey, Row], compiled: dict[RowKey, Row]) -> 
 def main(argv: Sequence[str]) -> None:
     """Write the page beside the results, and the README's table."""
     path = Path(argv[0] if argv else "benchmarks/results/2xh200/models.jsonl")
-    rows = with_timelines(read(path), read(path.with_name(path.stem + "-timeline.jsonl")))
-    rows = with_compile_times(rows, read(path.with_name(path.stem + "-compile.jsonl")))
+    rows = with_compile_times(read(path), read(path.with_name(path.stem + "-compile.jsonl")))
     beside = path.with_name(path.stem + "-predicted.jsonl")
     lines = beside.read_text(encoding="utf-8").splitlines() if beside.exists() else []
     predicted = [json.loads(line) for line in lines]

@@ -11,8 +11,10 @@ from dataclasses import replace
 
 from mkcompile.config import split_options
 
-from .cell_run import CellRun, begin, contender_of, forget_compiled, race, run_cell, weights_of
+from .apart import check_and_race, run_cell
+from .cell_run import CellRun, begin, compile_order, contender_of, forget_compiled, weights_of
 from .cells import VARIANT, Cell, Unit
+from .look import look, look_inside
 from .plan import Entry, Place, Plan, Row
 
 #: Fails under CUDA graphs at some sizes, and leaves their memory so that others fail behind it: it is the last.
@@ -39,7 +41,6 @@ def run_both(cells: tuple[Cell, Cell], plan: Plan, place: Place) -> list[Row]:
     without, with_graphs = cells
     load = weights_of(without, place)
     plain, captured, last = (begin(cell, plan, place, load) for cell in (without, with_graphs, with_graphs))
-    captured.truths = plain.truths
     wanted = with_graphs.contenders(plan.contenders, plan.device)
     own: list[str] = []
     for name in without.contenders(plan.contenders, plan.device):
@@ -54,11 +55,11 @@ def run_both(cells: tuple[Cell, Cell], plan: Plan, place: Place) -> list[Row]:
         for which in passes:
             _compile(plain, captured, which, own)
         plain.turn.stop_compiling()
-        for which in passes:
-            _measure(plain, captured, which, own)
-    if last.entries:
-        for which in plain.passes:
-            _capture(last, plain, which, [])
+        for which in passes if not plan.compiles_only else ():
+            _measure(plain, captured, last, which, own)
+    if not plan.compiles_only:
+        _end(plain, captured, last)
+    plain.compile_again(compile_order(without, plain.entries))
     rows = [*plain.rows(), *captured.rows(), *last.rows()]
     del plain, captured, last, load
     forget_compiled()
@@ -71,32 +72,48 @@ def _plans_results(name: str, cell: Cell, plan: Plan) -> bool:
 
 
 def _compile(plain: CellRun, captured: CellRun, which: str, own: list[str]) -> None:
-    for name in plain.entries:
+    for name in compile_order(plain.cell, plain.entries):
         plain.compile(name, "cold", (which,))
     for name in own:
         captured.compile(name, "cold", (which,))
 
 
-def _measure(plain: CellRun, captured: CellRun, which: str, own: list[str]) -> None:
-    """One pass in both modes; the second keeps what the first found to be right."""
+def _measure(plain: CellRun, captured: CellRun, last: CellRun, which: str, own: list[str]) -> None:
+    """One pass in both modes; the second is judged by what the first found to be right."""
     plain.find_truth(which)
-    _check_and_time(plain, which)
+    check_and_race(plain, which)
+    _look(plain, which)
+    captured.curve = last.curve = plain.curve
+    captured.truths = plain.truths
     _capture(captured, plain, which, own)
     plain.truths.clear()
 
 
 def _capture(captured: CellRun, plain: CellRun, which: str, own: list[str]) -> None:
-    for name in captured.entries:
-        if name not in own:
-            captured.adopt(name, which, plain.entries[name])
-    if captured.working:
-        _check_and_time(captured, which)
+    with captured.turn.kept():
+        for name in captured.entries:
+            if name not in own:
+                captured.adopt(name, which, plain.entries[name])
+        if captured.working:
+            check_and_race(captured, which)
+    _look(captured, which)
 
 
-def _check_and_time(run: CellRun, which: str) -> None:
-    run.check(which)
-    race(run, which)
+def _end(plain: CellRun, captured: CellRun, last: CellRun) -> None:
+    """What may fail, and take the others' graphs with it: the rows that there are have been written."""
+    if last.entries:
+        for which in plain.passes:
+            last.find_truth(which)
+            _capture(last, plain, which, [])
+            last.truths.clear()
+    if captured.plan.looks_at(captured.cell):
+        for which in captured.passes:
+            look_inside(captured, which)
+        captured.publish(captured.rows())
+
+
+def _look(run: CellRun, which: str) -> None:
     run.publish(run.rows())
     if run.plan.looks_at(run.cell):
-        run.look(which)
+        look(run, which)
         run.publish(run.rows())

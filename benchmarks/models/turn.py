@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
@@ -32,14 +33,20 @@ def _set_niceness(niceness: int) -> None:
 
 @dataclass(slots=True)
 class Turn:
-    """The lock as one pair sees it; `host_group` is a gloo group of its ranks. Units: `waited_s` seconds so far."""
+    """The lock as one pair sees it; `host_group` is a gloo group of its ranks.
+
+    Units: `waited_s` seconds so far for the GPUs, `held_s` seconds with them.
+    """
 
     path: Path
     host_group: dist.ProcessGroup
     quiet: bool = False
     waited_s: float = 0.0
+    held_s: float = 0.0
     _file: BufferedRandom | None = None
     _held: bool = False
+    _kept: bool = False
+    _since: float = 0.0
     _compiling: BufferedRandom | None = None
 
     def start_compiling(self) -> None:
@@ -74,11 +81,26 @@ class Turn:
         dist.barrier(group=self.host_group)
         self._held = True
         _set_niceness(_MEASURING)
-        self.waited_s += time.perf_counter() - started
+        self._since = time.perf_counter()
+        self.waited_s += self._since - started
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Whatever leaves meanwhile stays: several steps in one turn. Collective. An error that comes out of here ends
+        the pair, and with it the turn.
+        """
+        if self._kept:
+            yield
+            return
+        self.enter()
+        self._kept = True
+        yield
+        self._kept = False
+        self.leave()
 
     def leave(self) -> None:
         """Finish what runs on this rank's GPU and let another pair have them; nothing if they are not ours."""
-        if not self._held:
+        if not self._held or self._kept:
             return
         if torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -86,6 +108,7 @@ class Turn:
         _set_niceness(0)
         dist.barrier(group=self.host_group)
         self._held = False
+        self.held_s += time.perf_counter() - self._since
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -20,7 +20,7 @@ from ..by_turns import SharedPlatform
 from . import results
 from .cells import Unit
 from .contenders import first_compilation
-from .overlap import record
+from .look import first_profile
 from .plan import Place, Plan
 from .queue import Queue
 from .together import run_unit
@@ -77,29 +77,33 @@ def work(rank: int, say: Callable[[str], None], *, job: Job) -> int:
         say("starting the compiler")
         first_compilation("cuda", job.caches / "first")
     if job.plan.profile is not None:
-        record(lambda: None)  # its first start takes seconds, in which no pair should hold the GPUs
+        first_profile()
     done = 0
-    while (number := _next_cell(job, rank, host_group)) is not None:
+    while (number := _next_cell(job, rank, host_group, say)) is not None:
         say(f"begun {number}")
         if done:
             turn.start_compiling()
         place = Place(
             mesh=mesh, turn=turn, tracer=tracer, say=say, publish=partial(_write, job, rank),
-            cache=job.caches if on_gpu or job.plan.compile_times else None,
+            cache=job.caches if on_gpu else None, apart=job.folder / "apart",
         )  # fmt: skip
         rows = run_unit(job.units[number], job.plan, place)
         turn.finish_cell()
         _write(job, rank, rows)
+        say(f"held the GPUs for {turn.held_s:.1f} s so far, waited {turn.waited_s:.1f} s")
         say(f"done {number}")
         done += 1
     return done
 
 
-def _next_cell(job: Job, rank: int, host_group: dist.ProcessGroup) -> int | None:
+def _next_cell(job: Job, rank: int, host_group: dist.ProcessGroup, say: Callable[[str], None]) -> int | None:
     """What rank 0 takes, if there are cells and time left."""
     number = torch.tensor(-1)
-    if rank == 0 and job.deadline - time.time() > job.cell_s:
+    left_s = job.deadline - time.time()
+    if rank == 0 and left_s > job.cell_s:
         number.fill_(job.queue.take())
+    elif rank == 0 and job.queue.next() < len(job.units):
+        say(f"{left_s:.0f} s are left, a cell is expected to take {job.cell_s:.0f} (--cell-s): none is begun")
     dist.broadcast(number, 0, group=host_group)
     found = int(number.item())
     return found if 0 <= found < len(job.units) else None

@@ -52,6 +52,7 @@ struct alignas(64) LaunchArguments {
   u32 trace_blocks;   ///< blocks that have rings
   u32 trace_records;  ///< records in each ring
   u32 trace_launch;   ///< what records of this launch are marked with
+  u32 adds;           ///< finished tiles are added to what lies in `out`: reductions of many rows, node-local, staged
 };
 static_assert(sizeof(LaunchArguments) % 64 == 0 && sizeof(LaunchArguments) <= 4096, "kernel parameter space");
 

@@ -35,6 +35,15 @@ struct Staging {
   }
 };
 
+/// One panel of a finished tile into this rank's result, or into the residual that the result is added to.
+MK_DEVICE void deliver(const LaunchArguments& args, u32 panel, i32 x, i32 y, i32 z) {
+  if (args.adds) {
+    tensor_add(&args.out, panel, x, y, z);
+  } else {
+    tensor_store(&args.out, panel, x, y, z);
+  }
+}
+
 /// Store thread of one math group: receives the partials of own tiles, sends the panels of all tiles.
 template <class Op>
 struct ReduceSink {
@@ -146,7 +155,7 @@ struct ReduceSink {
         }
       }
     }
-    tensor_store(&args.out, panel, x, y, place.segment);
+    deliver(args, panel, x, y, place.segment);
   }
 
   MK_DEVICE void end(const Task& task, const typename Op::Schedule& schedule) {

@@ -122,9 +122,13 @@ MK_DEVICE void tensor_prefetch(const TensorMap* map, i32 x, i32 y) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y));
 }
 MK_DEVICE void tensor_store(const TensorMap* map, u32 shared, i32 x, i32 y, i32 z) {
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
-               "r"(shared), "r"(x), "r"(y), "r"(z)
-               : "memory");
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
+               :: "l"(map), "r"(shared), "r"(x), "r"(y), "r"(z) : "memory");
+}
+/// Each element of the result becomes the sum of what it was and the tile's, rounded to nearest. Clips as a store does.
+MK_DEVICE void tensor_add(const TensorMap* map, u32 shared, i32 x, i32 y, i32 z) {
+  asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];"
+               :: "l"(map), "r"(shared), "r"(x), "r"(y), "r"(z) : "memory");
 }
 MK_DEVICE void bulk_load(u32 shared, const void* global, u32 bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
@@ -228,18 +232,14 @@ struct Vector4 {
 MK_DEVICE Vector4 load_global_vector(const void* global) {
   Vector4 v;
   asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(global)
-               : "memory");
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(global) : "memory");
   return v;
 }
 /// From shared or global memory.
 MK_DEVICE Vector4 load_vector(const void* pointer) {
   Vector4 v;
   asm volatile("ld.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(pointer)
-               : "memory");
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(pointer) : "memory");
   return v;
 }
 /// Each 32-bit word is read, or written, as a whole; the four together need not be.

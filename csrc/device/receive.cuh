@@ -131,8 +131,7 @@ struct CopyOut {
     const TilePlace place = schedule.template place<Tile>(staging.args, Task{queue.owner, queue.index, true});
     const u32 group = stored / Tile::kPanels, index = stored % Tile::kPanels;
     const i32 x = place.column + (Tile::kSplitsRows ? 0 : group * Tile::kGroupN) + index * Tile::kPanelN;
-    tensor_store(&staging.args.out, panel(stored), x, place.out_row + (Tile::kSplitsRows ? group * 64 : 0),
-                 place.segment);
+    deliver(staging.args, panel(stored), x, place.out_row + (Tile::kSplitsRows ? group * 64 : 0), place.segment);
     bulk_commit();
     ++stored;
   }

@@ -7,7 +7,8 @@
 // 9, 10  store    partials that the math groups have handed over, to the peers
 // 11     signal   one thread: enters the launch, meets the peers
 #include "device/frame.cuh"
-#include "device/stream_epilogue.cuh"
+#include "device/stream_ends.cuh"
+#include "device/stream_load.cuh"
 
 namespace mk {
 
@@ -62,11 +63,11 @@ struct StreamCompute {
       turns.await_turn(epilogue.exchange.turn, trace);
       multiply_slabs<typename Op::Element>(args, memory, ring, k_blocks, turns.taken(group), acc, trace);
     } else if constexpr (Op::kReduces && Tile::kBlockM > 64) {
-      multiply_shared(last && (!Op::kScatters || plan.has_peers(args, tile)), acc[0]);
+      multiply_shared(last && (!Op::kScatters || !plan.has_own(args, tile)), acc[0]);  // all of it is sent
     } else {
       multiply_tile<typename Op::Element>(args, memory, ring, group, k_blocks, acc[0], trace);
     }
-    epilogue.add_up(acc, reused, sum);
+    epilogue.add_up(acc, epilogue.exchange.turn < (Tile::kPingPong ? kMathGroups : 1), reused, sum);
     if constexpr (Op::kHasBias) {
 #pragma unroll
       for (int m = 0; m < Tile::kMine; ++m) epilogue.add_bias(tile, epilogue.slab(m), sum[m]);
@@ -82,8 +83,7 @@ struct StreamCompute {
     }
   }
 
-  /// Before the first partial is sent.
-  MK_DEVICE void enter() {
+  MK_DEVICE void enter() {  // before the first partial is sent
     if (entered) return;
     wait_phase(args, memory.entered(), 0, kComputeRole, trace);
     epilogue.mailbox.epoch = load_shared(memory.epoch());
@@ -284,7 +284,11 @@ MK_DEVICE void run_stream_block(const LaunchArguments& args) {
     __syncwarp();
   } else {
     increase_registers<kStreamMathRegisters>();
-    StreamCompute<Op>(args, memory, plan, group).run();
+    if constexpr (Tile::kSharesEnds) {
+      EndsCompute<Op>(args, memory, plan, group).run();
+    } else {
+      StreamCompute<Op>(args, memory, plan, group).run();
+    }
   }
   if (kTrace || (Op::kReduces && blockIdx.x == 0)) __syncthreads();
   if constexpr (Op::kReduces) {

@@ -1,75 +1,10 @@
 #pragma once
 // What becomes of a tile in registers: summed over the cluster, then over the ranks, then stored.
-#include "abi/gather_arguments.h"
 #include "device/epilogue.cuh"
 #include "device/mailbox.cuh"
-#include "device/stream_shape.cuh"
+#include "device/stream_target.cuh"
 
 namespace mk {
-
-/// The rows of one thread in one tile: row h is 8h below the first.
-struct RowPair {
-  bool valid[2];
-  u32 owner[2];    ///< rank that gets the row's sum; all-reduce: this rank
-  u32 out_row[2];  ///< in the owner's result
-
-  MK_DEVICE bool is_valid(u32 h) const { return h ? valid[1] : valid[0]; }
-  MK_DEVICE u32 owner_of(u32 h) const { return h ? owner[1] : owner[0]; }
-  MK_DEVICE u32 out_row_of(u32 h) const { return h ? out_row[1] : out_row[0]; }
-
-  template <bool kScatters>
-  static MK_DEVICE RowPair of(const LaunchArguments& args, u32 first) {
-    RowPair rows;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const u32 row = first + 8 * h;
-      rows.valid[h] = row < args.m;
-      rows.owner[h] = args.rank;
-      rows.out_row[h] = row;
-      if constexpr (kScatters) {
-        const u32 shard = row / args.segment_rows, segment = shard / args.world;
-        rows.owner[h] = shard - segment * args.world;
-        rows.out_row[h] = segment * args.segment_rows + (row - shard * args.segment_rows);
-      }
-    }
-    return rows;
-  }
-};
-
-/// Where a tile's result goes: the launch's only product.
-template <class Tile>
-struct OnlyTarget {
-  const LaunchArguments& args;
-  const StreamPlan<Tile>& plan;
-  const u32 tile;
-
-  MK_DEVICE u64 out() const { return args.out_address; }
-  MK_DEVICE u64 bias() const { return args.bias; }
-  MK_DEVICE u32 out_stride() const { return args.out_stride; }
-  MK_DEVICE u32 n() const { return args.n; }
-  MK_DEVICE i32 column() const { return plan.column(tile); }
-};
-
-/// One of several products on the gathered rows, each of which begins with a tile of its own.
-template <class Tile>
-struct GatherTarget {
-  const GatherArguments& gather;
-  u32 weight = 0;
-  i32 first = 0;  ///< column of the tile in its product
-
-  MK_DEVICE GatherTarget(const GatherArguments& gather, i32 column) : gather(gather), first(column) {
-    for (; weight + 1 < gather.weights; ++weight) {
-      const i32 width = (gather.n[weight] + Tile::kBlockN - 1) / Tile::kBlockN * Tile::kBlockN;
-      if (first < width) break;
-      first -= width;
-    }
-  }
-  MK_DEVICE u64 out() const { return gather.out_address[weight]; }
-  MK_DEVICE u64 bias() const { return gather.bias[weight]; }
-  MK_DEVICE u32 out_stride() const { return gather.out_stride[weight]; }
-  MK_DEVICE u32 n() const { return gather.n[weight]; }
-  MK_DEVICE i32 column() const { return first; }
-};
 
 /// Compute role of one thread: from accumulators to results, slab by slab.
 template <class Op>
@@ -77,7 +12,8 @@ struct StreamEpilogue {
   using Tile = typename Op::Tile;
   using Element = typename Op::Element;
   static constexpr int kMine = Tile::kMine, kUnits = Tile::kUnits;
-  static constexpr int kAtOnce = kUnits < 8 ? kUnits : 8;  ///< more units would not fit into registers
+  static constexpr int kOfBlock = Tile::kIsOfCluster ? kUnits / 2 : kUnits;  ///< units of a shared tile
+  static constexpr int kAtOnce = kOfBlock < 8 ? kOfBlock : 8;  ///< more units would not fit into registers
   using Sums = float[kMine][kUnits * 4];
   using Partials = Unit[kMine][kUnits];
   const LaunchArguments& args;
@@ -88,7 +24,13 @@ struct StreamEpilogue {
   Mailbox<Tile> mailbox;
   const GatherArguments* gather = nullptr;
   bool given_up = false;
+  u32 part = kAll;  ///< kIsOfCluster: the block of the cluster whose units of the tile are this thread's
+  static constexpr u32 kAll = 2;
 
+  MK_DEVICE bool has(int u) const {
+    if constexpr (Tile::kIsOfCluster) return part == kAll || (u32)u / kOfBlock == part;
+    return true;
+  }
   MK_DEVICE u32 slab(int mine) const { return Tile::kPingPong ? mine : group; }
   MK_DEVICE u32 first_unit() const { return plan.part * kUnits; }
   /// Whether a unit is of the thread's upper row or of the lower one.
@@ -117,9 +59,9 @@ struct StreamEpilogue {
     return acc[u / 2 * 8 + u % 2 * 2 + i / 2 * 4 + i % 2];
   }
 
-  /// This block's units, summed over the blocks of the cluster in their order.
+  /// This block's units, summed over the blocks of the cluster in their order. `first`: exchange of this thread.
   template <int kAccumulators>
-  MK_DEVICE void add_up(const float (&acc)[kMine][kAccumulators], bool reused, Sums& sum) const {
+  MK_DEVICE void add_up(const float (&acc)[kMine][kAccumulators], bool first, bool reused, Sums& sum) const {
     if constexpr (Tile::kSplit == 1) {
 #pragma unroll
       for (int m = 0; m < kMine; ++m) {
@@ -127,7 +69,7 @@ struct StreamEpilogue {
         for (int i = 0; i < kUnits * 4; ++i) sum[m][i] = value(acc[m], i / 4, i % 4);
       }
     } else {
-      exchange.begin(exchange.turn < (Tile::kPingPong ? kMathGroups : 1));
+      exchange.begin(first);
       Sums own;
 #pragma unroll
       for (int m = 0; m < kMine; ++m) give(acc[m], slab(m), own[m]);
@@ -242,7 +184,7 @@ struct StreamEpilogue {
 #pragma unroll
         for (int u = 0; u < kUnits; ++u) {
           const u32 h = half(u);
-          if (!rows.is_valid(h) || (Op::kScatters && rows.owner_of(h) != peer)) continue;
+          if (!rows.is_valid(h) || (Op::kScatters && rows.owner_of(h) != peer) || !has(u)) continue;
           if (paced) {
             while (global_timer_ns() < due_ns) __nanosleep(32);
             due_ns += args.pace_ns;
@@ -260,7 +202,9 @@ struct StreamEpilogue {
     for (int m = 0; m < kMine; ++m) {
       const RowPair rows = this->rows(tile, slab(m));
 #pragma unroll
-      for (int first = 0; first < kUnits; first += kAtOnce) finish_some(tile, slab(m), first, rows, own[m]);
+      for (int first = 0; first < kUnits; first += kAtOnce) {
+        if (has(first)) finish_some(tile, slab(m), first, rows, own[m]);
+      }
     }
   }
   MK_DEVICE void finish_some(u32 tile, u32 slab, int first, const RowPair& rows, const Unit (&own)[kUnits]) {

@@ -39,4 +39,29 @@ struct StreamOrder {
   MK_DEVICE u32 column_tile(u32 tile) const { return tile % band_tiles / band_m; }
 };
 
+/// The turns of a block in a cluster of two that shares the k of its ends: of its last tile, and of the first one where
+/// those between would else be no pairs. Between them each block has whole tiles. So the last partials on the link are
+/// half as many, for two exchanges in the cluster instead of one a tile.
+struct EndTurns {
+  u32 part = 0;        ///< this block's number in its cluster
+  u32 of_cluster = 0;  ///< tiles
+  u32 lead = 0;        ///< shared tiles at the beginning
+  u32 count = 0;       ///< turns
+
+  static MK_DEVICE EndTurns make(const StreamOrder& order, u32 part) {
+    EndTurns turns;
+    turns.part = part;
+    if (order.first >= order.tiles) return turns;
+    turns.of_cluster = (order.tiles - 1 - order.first) / order.step + 1;
+    turns.lead = turns.of_cluster % 2 == 0;
+    turns.count = (turns.of_cluster - turns.lead - 1) / 2 + turns.lead + 1;
+    return turns;
+  }
+  MK_DEVICE bool is_shared(u32 turn) const { return turn < lead || turn + 1 == count; }
+  MK_DEVICE u32 position(const StreamOrder& order, u32 turn) const {
+    const u32 whole = lead + 2 * (turn - lead) + part;
+    return order.first + (turn < lead ? 0 : turn + 1 == count ? of_cluster - 1 : whole) * order.step;
+  }
+};
+
 }  // namespace mk

@@ -20,6 +20,7 @@ struct StreamShape : OperandShape<kBlockM_, kBlockN_, kWeightIsKn_> {
   using Operands::kStageBytes, Operands::kBlockM, Operands::kBlockN;
   static constexpr int kStages = kStages_, kSplit = kSplit_;
   static constexpr bool kPingPong = kPingPong_, kHandsOver = kHandsOver_;
+  static constexpr bool kSharesEnds = false, kIsOfCluster = false;  ///< see EndsShared, WholeTile
   static constexpr int kGroupN = kPingPong ? kBlockN : Operands::kGroupN;
   static constexpr bool kSlabsAreRows = kPingPong || Operands::kSplitsRows;  ///< else columns
   static constexpr int kSlabs = kBlockM / 64 * (kBlockN / kGroupN);
@@ -45,6 +46,19 @@ struct StreamShape : OperandShape<kBlockM_, kBlockN_, kWeightIsKn_> {
   static constexpr int kWordOffset = kBarrierOffset + kBarriers * 8;
   static constexpr int kSharedBytes = 1024 + kWordOffset + 16 + kStages * 8;
   static_assert(kSharedBytes <= kMostSharedBytes, "shared memory of one SM");
+};
+
+/// Blocks of a cluster of two share only some of its tiles: see EndTurns.
+template <class Shared>
+struct EndsShared : Shared {
+  static constexpr bool kSharesEnds = true;
+  static_assert(Shared::kSplit == 2 && Shared::kPingPong, "pairs of whole tiles, each of one group");
+};
+/// The same memory, seen by who finishes a whole tile of a cluster that shares only some.
+template <class Tile>
+struct WholeTile : Tile {
+  static constexpr int kSplit = 1, kUnits = Tile::kUnitsOfSlab;
+  static constexpr bool kIsOfCluster = true;
 };
 
 /// How many arrive at each barrier of a block, in the order in which they lie.
@@ -163,6 +177,9 @@ struct StreamPlan : StreamOrder {
   }
   MK_DEVICE u32 first_k() const { return k_blocks * part / Tile::kSplit; }
   MK_DEVICE u32 last_k() const { return k_blocks * (part + 1) / Tile::kSplit; }
+  MK_DEVICE u32 k_blocks_of_turn(const EndTurns& turns, u32 turn) const {
+    return turns.is_shared(turn) ? last_k() - first_k() : k_blocks;
+  }
   /// Where in its k range a tile begins: not all blocks at the same rows of `a`, of which few lie in one slice of L2.
   MK_DEVICE u32 start_k(const LaunchArguments& args, u32 tile) const {
     return args.lag == 0 ? 0 : column_tile(tile) * args.lag % (last_k() - first_k());
@@ -203,34 +220,6 @@ struct HandOver {
     if (turn >= kBuffers) wait_phase(args, free(turn), (turn / kBuffers - 1) & 1, kComputeRole, trace);
   }
 };
-
-/// Load role: this block's k-blocks of each of its tiles.
-template <class Tile>
-MK_DEVICE void stream_load_role(const LaunchArguments& args, const SharedMemory<Tile>& memory,
-                                const StreamPlan<Tile>& plan) {
-  Ring<Tile> ring;
-  Trace trace(args, kLoadLane);
-  const u32 count = plan.last_k() - plan.first_k();
-  for (u32 position = plan.first; position < plan.tiles; position += plan.step) {
-    const u32 tile = plan.tile(position);
-    const i32 row = plan.row(tile), column = plan.column(tile);
-    u32 at = plan.start_k(args, tile);
-    trace.begin();
-    for (u32 i = 0; i < count; ++i) {
-      u32 block = plan.first_k() + at, term = 0;
-      for (u32 blocks = k_blocks_of(args, 0); block >= blocks; blocks = k_blocks_of(args, term)) {
-        block -= blocks;
-        ++term;
-      }
-      wait_phase(args, memory.stage_empty(ring.stage), ring.parity ^ 1, kLoadRole, trace);
-      mbarrier_arrive_expect(memory.stage_full(ring.stage), plan.bytes_a + Tile::kBytesB);
-      load_stage(args, memory, ring.stage, term, block * kBlockK, row, column);
-      ring.advance();
-      at = at + 1 == count ? 0 : at + 1;
-    }
-    trace.end(kTraceLoad, args.rank, tile);
-  }
-}
 
 /// Compute role: all slabs of a tile by one group. As multiply_tile; the slabs share the weight. All threads arrive at
 /// `taken` once no k-block is left to wait for.

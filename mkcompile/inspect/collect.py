@@ -61,6 +61,7 @@ def _rows(index: int, captured: CapturedGraph, colouring: Colouring, planner: Pl
             reason=site.reason,
             detail=site.detail,
             problem=site.problem,
+            residual=site.residual,
             estimate=planner.predict(site.problem) if site.problem else None,
             transport=planner.transport(site.group) if group_size(site.group) else "",
         )

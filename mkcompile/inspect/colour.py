@@ -91,7 +91,8 @@ def grow(graph: nx.DiGraph, seeds: Mapping[int, Iterable[str]], allowed: Collect
 def _call(operator: str, part: set[str], middle: nx.DiGraph, after: GraphView, edges: nx.DiGraph) -> str:
     """The fused call that took the place of these nodes: the one with the most neighbours in common."""
     around = {one for name in part for one in [*middle.predecessors(name), *middle.successors(name)]} - part
-    calls = [node.name for node in after.nodes if node.role == "fused" and node.call == f"mkcompile.{operator}"]
+    names = f"mkcompile.{operator}", f"mkcompile.{operator}_add"
+    calls = [node.name for node in after.nodes if node.role == "fused" and node.call in names]
     return max(calls, key=lambda name: len(around & _neighbours(name, middle, edges)), default="")
 
 

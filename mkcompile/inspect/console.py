@@ -10,6 +10,7 @@ from rich.text import Text
 from mkcompile.inspect.findings import Findings, Totals
 from mkcompile.inspect.rows import Collective
 from mkcompile.inspect.units import bytes_text, percent, time_text
+from mkcompile.passes.reason import Residual
 
 LOG_WIDTH = 160
 # Below it what a collective is goes into one column, line by line: half a name says nothing.
@@ -33,6 +34,7 @@ def print_report(report: Findings, console: Console) -> None:
         console.print(_table(report, narrow=console.width < _NARROW))
     _print_references(report, console)
     _print_refusals(report, console)
+    _print_residuals(report, console)
     for one in report.breaks:
         console.print(Text.assemble(("graph break ", "bold yellow"), (one.where, "bold"), f": {one.sentence}"))
     if report.folded:
@@ -88,6 +90,17 @@ def _print_refusals(report: Findings, console: Console) -> None:
         by_sentence.setdefault(one.reason.value if one.reason else "", []).append(f"#{one.site}")
     for sentence, sites in by_sentence.items():
         console.print(Text.assemble(("kept ", "bold yellow"), (" ".join(sites), "bold"), f": {sentence}"))
+
+
+def _print_residuals(report: Findings, console: Console) -> None:
+    by_fate: dict[Residual, dict[str, None]] = {}
+    for one in report.collectives:
+        if one.residual is not None:
+            by_fate.setdefault(one.residual, {})[f"#{one.site}"] = None
+    for fate, sites in by_fate.items():
+        heading, colon, why = fate.sentence.partition(":")
+        style = "bold green" if fate is Residual.ADDED else "bold yellow"
+        console.print(Text.assemble((heading, style), " ", (" ".join(sites), "bold"), colon + why))
 
 
 def _print_totals(report: Findings, console: Console) -> None:

@@ -8,7 +8,7 @@ from mkcompile.inspect.capture import Phase
 from mkcompile.inspect.predict import Estimate
 from mkcompile.inspect.snapshot import GraphView
 from mkcompile.ops.problem import Problem
-from mkcompile.passes.reason import Reason
+from mkcompile.passes.reason import Reason, Residual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,7 @@ class Collective:
     problem: Problem | None = None
     estimate: Estimate | None = None
     transport: str = ""
+    residual: Residual | None = None
 
     @property
     def fused(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from mkcompile.passes.graph import GEMMS, VIEWS, WAIT, aten, is_call, is_collective
+from mkcompile.passes.graph import GEMMS, VIEWS, WAIT, aten, is_call, is_collective, is_in_place
 
 Role = Literal["input", "output", "gemm", "collective", "wait", "view", "fused", "attention", "other"]
 
@@ -88,7 +88,7 @@ def _view(node: fx.Node) -> NodeView:
         name=node.name,
         role=_role(node),
         call=_call(node),
-        arguments=", ".join([*map(_text, node.args), *(f"{k}={_text(v)}" for k, v in node.kwargs.items())]),
+        arguments=_arguments(node),
         inputs=tuple(one.name for one in node.all_input_nodes),
         shape=() if tensor is None else tuple(str(size) for size in tensor.shape),
         dtype="" if tensor is None else short_dtype(tensor.dtype),
@@ -113,7 +113,7 @@ def _role(node: fx.Node) -> Role:
     if is_call(node, _VIEW_LIKE):
         return "view"
     namespace = node.target.namespace if isinstance(node.target, torch._ops.OpOverload) else ""
-    if namespace == "mkcompile":
+    if namespace == "mkcompile" or is_in_place(node):
         return "fused"
     return "attention" if "attention" in str(node.target) else "other"
 
@@ -121,9 +121,15 @@ def _role(node: fx.Node) -> Role:
 def _call(node: fx.Node) -> str:
     if node.op in ("placeholder", "output"):
         return node.op
-    if isinstance(node.target, torch._ops.OpOverload):
-        return str(node.target).removesuffix(".default").removeprefix("_c10d_functional.")
+    target = node.args[0] if is_in_place(node) else node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target).removesuffix(".default").removeprefix("_c10d_functional.")
     return getattr(node.target, "__name__", str(node.target))
+
+
+def _arguments(node: fx.Node) -> str:
+    args = node.args[1:] if is_in_place(node) else node.args  # its first one is the operator
+    return ", ".join([*map(_text, args), *(f"{name}={_text(arg)}" for name, arg in node.kwargs.items())])
 
 
 def _text(arg: Any) -> str:

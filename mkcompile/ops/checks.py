@@ -129,6 +129,22 @@ def check_bias(operator: str, bias: Tensor | None, columns: int) -> None:
             raise OperatorInputError(f"{operator}: bias has shape {tuple(bias.shape)}; give [{columns}]")
 
 
+def check_residual(operator: str, residual: Tensor, shape: Sequence[int], like: Tensor) -> None:
+    """A contiguous tensor of the result's shape, and of the dtype and device of `like`.
+
+    Raises: OperatorInputError.
+    """
+    check_tensor(operator, "residual", residual)
+    check_not_meta(operator, [residual])
+    if tuple(residual.shape) != tuple(shape):
+        raise OperatorInputError(
+            f"{operator}: residual has shape {tuple(residual.shape)}; give the result's, {tuple(shape)}"
+        )
+    check_same(operator, "residual and inputs", [residual, like])
+    if not residual.is_contiguous():
+        raise OperatorInputError(f"{operator}: residual has strides {residual.stride()}; give a contiguous tensor")
+
+
 def check_scatter(operator: str, shape: Sequence[int], dim: int, product: tuple[int, int], world_size: int) -> None:
     """`shape` reads a product [rows, columns] with the columns last, and the ranks divide its dimension `dim`.
 

@@ -59,6 +59,55 @@ class GemmAllReduce:
 
 @register
 @dataclass(frozen=True, slots=True)
+class GemmAllReduceAdd:
+    """`residual += GemmAllReduce(..)`: the reduced sum is rounded to the residual's dtype, then added, rounded again.
+
+    Shapes: residual [M, N], contiguous, of the inputs' dtype and none of their memory; the others as there. A call that
+    is refused leaves the residual as it was; where a peer's part does not come in time, its content is undefined.
+    """
+
+    NAME: ClassVar[str] = "gemm_all_reduce_add"
+    SCHEMA: ClassVar[str] = (
+        "(Tensor(a!) residual, Tensor[] x, Tensor[] w, Tensor? bias, str reduce_op, int world_size, str group, "
+        "str plan_key) -> ()"
+    )
+
+    residual: Tensor
+    x: Sequence[Tensor]
+    w: Sequence[Tensor]
+    bias: Tensor | None
+    reduce_op: str
+    world_size: int
+    group: str
+    plan_key: str
+
+    def addend(self) -> GemmAllReduce:
+        """The call whose result is added."""
+        return GemmAllReduce(self.x, self.w, self.bias, self.reduce_op, self.world_size, self.group, self.plan_key)
+
+    def check(self) -> None:
+        """Raises: OperatorInputError, GroupError."""
+        self.addend().check()
+        self.check_residual()
+
+    def check_residual(self) -> None:
+        """Raises: OperatorInputError."""
+        checks.check_residual(self.NAME, self.residual, (self.x[0].shape[0], self.w[0].shape[1]), self.x[0])
+
+    def reference(self) -> Tensor:
+        """The reference of what is added, and the addition. Returns the residual."""
+        return self.residual.add_(self.addend().reference())
+
+    def fake(self) -> None:
+        """No result."""
+
+    def problem(self) -> Problem:
+        """That of `GemmAllReduce`."""
+        return self.addend().problem()
+
+
+@register
+@dataclass(frozen=True, slots=True)
 class ScaledGemmAllReduce:
     """`all_reduce(sum_i (x[i] * x_scale[i]) @ (w[i] * w_scale[i]) + bias)` of 8-bit floats.
 

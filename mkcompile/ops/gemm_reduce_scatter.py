@@ -67,6 +67,61 @@ class GemmReduceScatter:
 
 @register
 @dataclass(frozen=True, slots=True)
+class GemmReduceScatterAdd:
+    """`residual += GemmReduceScatter(..)`: the reduced slice is rounded to the residual's dtype, then added and rounded
+    again.
+
+    Shapes: residual [.., S / world_size, ..], contiguous, of the inputs' dtype and none of their memory; the others as
+    there. A call that is refused leaves the residual as it was; where a peer's part does not come in time, its content
+    is undefined.
+    """
+
+    NAME: ClassVar[str] = "gemm_reduce_scatter_add"
+    SCHEMA: ClassVar[str] = (
+        "(Tensor(a!) residual, Tensor[] x, Tensor[] w, Tensor? bias, SymInt[] shape, int dim, str reduce_op, "
+        "int world_size, str group, str plan_key) -> ()"
+    )
+
+    residual: Tensor
+    x: Sequence[Tensor]
+    w: Sequence[Tensor]
+    bias: Tensor | None
+    shape: Sequence[int]
+    dim: int
+    reduce_op: str
+    world_size: int
+    group: str
+    plan_key: str
+
+    def addend(self) -> GemmReduceScatter:
+        """The call whose result is added."""
+        return GemmReduceScatter(
+            self.x, self.w, self.bias, self.shape, self.dim, self.reduce_op, self.world_size, self.group, self.plan_key
+        )
+
+    def check(self) -> None:
+        """Raises: OperatorInputError, GroupError."""
+        self.addend().check()
+        self.check_residual()
+
+    def check_residual(self) -> None:
+        """Raises: OperatorInputError."""
+        checks.check_residual(self.NAME, self.residual, scattered(self.shape, self.dim, self.world_size), self.x[0])
+
+    def reference(self) -> Tensor:
+        """The reference of what is added, and the addition. Returns the residual."""
+        return self.residual.add_(self.addend().reference())
+
+    def fake(self) -> None:
+        """No result."""
+
+    def problem(self) -> Problem:
+        """That of `GemmReduceScatter`."""
+        return self.addend().problem()
+
+
+@register
+@dataclass(frozen=True, slots=True)
 class ScaledGemmReduceScatter:
     """`GemmReduceScatter` of scaled 8-bit floats.
 

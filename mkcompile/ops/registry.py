@@ -20,10 +20,11 @@ LIBRARY = torch.library.Library("mkcompile", "DEF")  # type: ignore[no-untyped-c
 
 class Call(Protocol):
     """One call of an operator: a frozen dataclass whose fields are the schema's arguments, in order; the first one is
-    the activation, a tensor or several of one row count.
+    the activation, a tensor or several of one row count, or what the operator adds to.
 
     `check` raises OperatorInputError or GroupError; `reference` computes the result with ATen and functional
-    collectives on any device; `fake` gives shapes only; `problem` is the size that plans are made for.
+    collectives on any device; `fake` gives shapes only; `problem` is the size that plans are made for. An operator that
+    works in place has no result in its schema; here and for the launcher its result is what it has changed.
     """
 
     NAME: ClassVar[str]
@@ -76,6 +77,10 @@ class _Operator:
                 return result
         return _launch(self.call_type(*args))
 
+    def run_in_place(self, *args: Any) -> None:
+        """The same, as the dispatcher wants it of an operator without a result."""
+        self.run(*args)
+
 
 @dataclass(slots=True)
 class _Registry:
@@ -117,8 +122,9 @@ def register(call_type: type[Call]) -> type[Call]:
 
     schema = call_type.NAME + call_type.SCHEMA
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    run = operator.run_in_place if schema.endswith("-> ()") else operator.run
     for device in ("CPU", "CUDA"):
-        LIBRARY.impl(call_type.NAME, operator.run, device)  # type: ignore[no-untyped-call]
+        LIBRARY.impl(call_type.NAME, run, device)  # type: ignore[no-untyped-call]
         for layout in ("Sparse", "SparseCsr"):
             LIBRARY.impl(call_type.NAME, refuse, layout + device)  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"mkcompile::{call_type.NAME}", fake, lib=LIBRARY)
@@ -145,6 +151,7 @@ def call_types() -> dict[str, type[Call]]:
 
 class Site:
     """One call in code that Inductor generated: below torch's dispatcher, to which a custom operator costs about 5 us.
+    An operator that works in place may return what it has changed: nothing reads it.
 
     `fixed`: all of its calls have tensors of the same shapes and strides, so that nothing of them need be looked up.
     Profilers and dispatch modes see the call as without this.

@@ -44,4 +44,5 @@ def _plain(site: Site) -> dict[str, object]:
         "reason": site.reason.name if site.reason else None,
         "detail": site.detail,
         "problem": site.problem.key() if site.problem else None,
+        "residual": site.residual.name if site.residual else None,
     }

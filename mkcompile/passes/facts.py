@@ -14,7 +14,7 @@ from torch._inductor import config as inductor_config
 
 from mkcompile.config import ResultPolicy
 from mkcompile.ops.gemm_all_reduce import GemmAllReduce
-from mkcompile.passes.graph import CAST, VIEWS, WAIT, aten, is_call, prims
+from mkcompile.passes.graph import CAST, VIEWS, WAIT, aten, is_call, is_in_place, prims
 from mkcompile.plan import key
 
 _OURS = "mkcompile"
@@ -55,13 +55,27 @@ def mark(graph: fx.Graph, results: ResultPolicy) -> None:
             _not_alone(body)
     for node in calls:
         facts = [key.ALONE] if node in alone else []
-        if can_plan and _opname(node) == GemmAllReduce.NAME and _stays(node):
+        if can_plan and _namespace(node) == _OURS and _opname(node) == GemmAllReduce.NAME and _stays(node):
             facts.append(key.STAYS)
-        node.args = (*node.args[:-1], key.with_facts(str(node.args[-1]), facts))
+        _set_plan_key(node, key.with_facts(_plan_key(node), facts))
 
 
 def _calls(graph: fx.Graph) -> list[fx.Node]:
-    return [node for node in graph.nodes if _namespace(node) == _OURS and node.args[-1]]
+    return [node for node in graph.nodes if _plan_key(node)]
+
+
+def _plan_key(node: fx.Node) -> str:
+    """Empty for what is no call of ours, or one by hand."""
+    if is_in_place(node):
+        return str(node.kwargs["plan_key"])
+    return str(node.args[-1]) if _namespace(node) == _OURS else ""
+
+
+def _set_plan_key(node: fx.Node, plan_key: str) -> None:
+    if is_in_place(node):
+        node.update_kwarg("plan_key", plan_key)
+    else:
+        node.args = (*node.args[:-1], plan_key)
 
 
 def _bodies(graph: fx.Graph) -> dict[fx.Node, list[fx.Graph]]:
@@ -84,8 +98,8 @@ def _attributes(node: fx.Node) -> list[fx.Node]:
 def _not_alone(graph: fx.Graph) -> None:
     """Beside the whole graph runs a collective that is not in it."""
     for node in _calls(graph):
-        plan_key = str(node.args[-1])
-        node.args = (*node.args[:-1], key.with_facts(plan_key, sorted(key.facts_of(plan_key) - {key.ALONE})))
+        plan_key = _plan_key(node)
+        _set_plan_key(node, key.with_facts(plan_key, sorted(key.facts_of(plan_key) - {key.ALONE})))
     for bodies in _bodies(graph).values():
         for body in bodies:
             _not_alone(body)
@@ -105,7 +119,12 @@ def _can_plan_results(graph: fx.Graph) -> bool:
     """Inductor's Python code on one stream frees what is dead; a graph of its own would have to own the memory."""
     if inductor_config.cpp_wrapper or inductor_config.triton.cudagraphs:
         return False
-    return not any(_namespace(node) == _STREAMS or "stream" in node.meta.get("custom", ()) for node in graph.nodes)
+    return not has_streams(graph)
+
+
+def has_streams(graph: fx.Graph) -> bool:
+    """Does it run some of its nodes in streams of its own?"""
+    return any(_namespace(node) == _STREAMS or "stream" in node.meta.get("custom", ()) for node in graph.nodes)
 
 
 def _stays(call: fx.Node) -> bool:
@@ -118,7 +137,7 @@ def _stays(call: fx.Node) -> bool:
             seen.add(user)
             if not _only_reads(user):
                 return False
-            if _may_alias(user):
+            if may_alias(user):
                 left.append(user)
     return True
 
@@ -133,10 +152,13 @@ def _only_reads(user: fx.Node) -> bool:
     return not user.target._schema.is_mutable  # type: ignore[union-attr]
 
 
-def _may_alias(user: fx.Node) -> bool:
+def may_alias(user: fx.Node) -> bool:
+    """Can a call's result be the memory of an argument? Of operators that are not known it can."""
     if is_call(user, (*_MAY_VANISH, *WAIT)) or _is_getitem(user):
         return True
-    return any(one.alias_info is not None for one in user.target._schema.returns)  # type: ignore[union-attr]
+    if not isinstance(user.target, torch._ops.OpOverload):
+        return not is_in_place(user)
+    return any(one.alias_info is not None for one in user.target._schema.returns)
 
 
 def _is_getitem(node: fx.Node) -> bool:

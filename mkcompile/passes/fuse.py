@@ -14,12 +14,13 @@ from torch._inductor import config as inductor_config
 from mkcompile.config import FusePolicy, ResultPolicy
 from mkcompile.ops.problem import Problem
 from mkcompile.ops.registry import arguments, overload
-from mkcompile.passes import facts, normalise
+from mkcompile.passes import facts, normalise, residual
 from mkcompile.passes.choose import Candidate, choose
 from mkcompile.passes.finders import finders
 from mkcompile.passes.graph import collectives, erase_dead, erase_with_waits, inputs_of, shape_of
 from mkcompile.passes.other_collectives import refusal_of
 from mkcompile.passes.reason import Reason
+from mkcompile.passes.residual import Adds
 from mkcompile.passes.rewrite import Rewriter
 from mkcompile.passes.site import Match, Refusal, Site
 from mkcompile.passes.uneven_shards import UnevenSizes, sizes_within
@@ -73,11 +74,13 @@ def fuse(
     policy: FusePolicy = "always",
     results: ResultPolicy = "ordinary",
     uneven: UnevenSizes = _NONE,
+    adds: Adds | None = residual.anywhere,
 ) -> list[Site]:
     """Rewrite the graph in place; what became of each collective, in graph order. Calls carry the policy.
 
     Under `never` the graph stays as Inductor made it: normalising merges collectives, too.
     `uneven`: sizes that stand for a dimension of which a group's ranks have different sizes; what has one stays.
+    `adds`: whether a problem's kernel adds to a residual in place; None: that is not wanted.
     """
     if next(collectives(graph), None) is None:
         return []
@@ -85,13 +88,21 @@ def fuse(
         normalise.run(graph)
     nodes = list(collectives(graph))
     findings = _find(nodes)
-    fused = _choose_and_rewrite(graph, findings, judge, policy, uneven)
+    rewriter = Rewriter(graph)
+    fused = _choose_and_rewrite(rewriter, findings, judge, policy, uneven)
     # Read before the replaced nodes are erased.
     sites = [_site(node, fused.get(node) or findings.refusal(node)) for node in nodes]
     if fused:
         erase_unused(graph, list(fused))
+    normalise.undo(graph)
     facts.mark(graph, results)
-    return sites
+    # Last: facts are of calls that have results, and hold for those that work in place.
+    problems = {rewriter.calls[node]: match.problem for node, match in fused.items()}
+    outcome = residual.add_in_place(graph, problems, adds, results)
+    return [
+        replace(site, residual=outcome.get(rewriter.calls[node])) if node in fused else site
+        for node, site in zip(nodes, sites, strict=True)
+    ]
 
 
 def erase_unused(graph: fx.Graph, replaced: Sequence[fx.Node]) -> None:
@@ -117,7 +128,7 @@ def _find(nodes: list[fx.Node]) -> _Findings:
 
 
 def _choose_and_rewrite(
-    graph: fx.Graph, findings: _Findings, judge: JudgeInGroup, policy: FusePolicy, uneven: UnevenSizes
+    rewriter: Rewriter, findings: _Findings, judge: JudgeInGroup, policy: FusePolicy, uneven: UnevenSizes
 ) -> dict[fx.Node, Match]:
     """Rewrite the best set of matches; where the graph does not allow one, the best set without it."""
     candidates: list[Candidate] = []
@@ -129,7 +140,6 @@ def _choose_and_rewrite(
             findings.refuse(match, verdict)
         else:
             candidates.append(Candidate(match=match, saving=verdict))
-    rewriter = Rewriter(graph)
     fused: dict[fx.Node, Match] = {}
     done: set[fx.Node] = set()
     while candidates:

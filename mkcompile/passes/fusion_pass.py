@@ -15,7 +15,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from mkcompile.config import Options
 from mkcompile.ops.problem import Problem
-from mkcompile.passes import artifact
+from mkcompile.passes import artifact, residual
 from mkcompile.passes.fuse import Judge, fuse, fuse_all
 from mkcompile.passes.reason import Reason
 from mkcompile.passes.site import Site
@@ -92,7 +92,8 @@ class FusionPass(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite the graph in place."""
-        sites = fuse(graph, self.judge, self._options.fuse, self._options.results, self._uneven)
+        adds = self.adds if self._options.residuals == "in_place" else None
+        sites = fuse(graph, self.judge, self._options.fuse, self._options.results, self._uneven, adds)
         self._graphs.append(sites)
         log.info("%s", describe(sites))
         artifact.trace(graph, sites)
@@ -102,6 +103,10 @@ class FusionPass(CustomGraphPass):
     def judge(self, group: str, problem: Problem) -> tuple[Problem, float | Reason]:
         """The problem as it lies in the group of that name, and whether it is fused."""
         return problem, self._judge(problem)
+
+    def adds(self, group: str, problem: Problem) -> bool:
+        """Whether the kernel of a problem that is fused can add its result to a residual in place."""
+        return residual.anywhere(group, problem)
 
     def report(self) -> str:
         """One line for each graph and each collective."""
@@ -124,7 +129,7 @@ def describe(sites: list[Site]) -> str:
     num_fused = sum(site.operator is not None for site in sites)
     lines = [f"{num_fused} of {len(sites)} collectives fused"]
     for site in sites:
-        fate = f"fused as {site.operator}" if site.operator else f"left as it was: {_why(site)}"
+        fate = f"fused as {site.operator}{_added(site)}" if site.operator else f"left as it was: {_why(site)}"
         lines.append(f"  {site.kind} {site.collective} [{', '.join(site.shape)}]: {fate}")
     return "\n".join(lines)
 
@@ -132,3 +137,7 @@ def describe(sites: list[Site]) -> str:
 def _why(site: Site) -> str:
     assert site.reason is not None
     return site.reason.value + (f" ({site.detail})" if site.detail else "")
+
+
+def _added(site: Site) -> str:
+    return f", {site.residual.sentence}" if site.residual else ""

@@ -79,6 +79,14 @@ def peel(node: fx.Node, targets: tuple[Any, ...] = VIEWS) -> fx.Node:
     return node
 
 
+def is_in_place(node: fx.Node) -> bool:
+    """Is it a call of one of our operators that work in place? The graph holds it in functional form."""
+    if node.op != "call_function" or node.target is not torch.ops.higher_order.auto_functionalized_v2:
+        return False
+    operator = node.args[0]
+    return isinstance(operator, torch._ops.OpOverload) and operator.namespace == "mkcompile"
+
+
 def world_size_of(group: str) -> int:
     """The number of ranks in a named process group.
 

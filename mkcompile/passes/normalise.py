@@ -1,4 +1,4 @@
-"""Makes equal things look equal, before the finders look. Each step is right, and no loss, without any fusion."""
+"""Makes equal things look equal, before the finders look. Each step is right without any fusion; a loss is undone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import fx
 from mkcompile.passes.graph import erase_dead
 from mkcompile.passes.normalise_duplicates import fold_nested_waits, merge_duplicates, return_waited
 from mkcompile.passes.normalise_gemms import single_batches_to_mm, unit_permutes_to_views, unscale_addends
+from mkcompile.passes.normalise_rows import mm_to_rows, rows_to_mm
 from mkcompile.passes.normalise_sizes import sizes_from_inputs
 from mkcompile.passes.normalise_sums import fold_sums
 
@@ -22,6 +23,7 @@ STEPS: tuple[Callable[[fx.Graph], None], ...] = (
     merge_duplicates,
     unit_permutes_to_views,
     single_batches_to_mm,
+    rows_to_mm,
     fold_sums,
     unscale_addends,
     erase_dead,
@@ -32,3 +34,8 @@ def run(graph: fx.Graph) -> None:
     """Normalise the graph in place."""
     for step in STEPS:
         step(graph)
+
+
+def undo(graph: fx.Graph) -> None:
+    """Take back what was a loss where nothing was fused."""
+    mm_to_rows(graph)

@@ -160,6 +160,33 @@ class Reason(Enum):
     OVERLAPS_BETTER_SITE = "part of it belongs to another site whose predicted saving is larger; nothing to do"
 
 
+class Residual(Enum):
+    """What became of the addition of a residual behind a fused reduction; the value is what `explain` prints."""
+
+    ADDED = "residual added in place"
+    INPUT = "residual is an input of the graph"
+    OUTPUT = "residual leaves the graph, or is saved for backward"
+    READ_LATER = "residual is made or read after the reduction"
+    OPERAND = "the product reads the residual"
+    PART = "residual is part of another tensor"
+    RESULT_READ = "the reduction's result is read elsewhere, too"
+    SCALED = "the addition has a factor"
+    DTYPE = "residual has another dtype"
+    SHAPE = "the addition broadcasts"
+    LAYOUT = "residual does not lie in order"
+    SYMBOLIC = "the sizes are not known"
+    KERNEL = "the kernel of this size does not add"
+    PLANNED = "mkernel.results is 'planned'"
+    APART = "mkernel.residuals is 'apart'"
+    CPP_WRAPPER = "Inductor's C++ wrapper can't call such an operator"
+    STREAMS = "the graph has streams of its own"
+
+    @property
+    def sentence(self) -> str:
+        """For reports."""
+        return self.value if self is Residual.ADDED else f"residual not added in place: {self.value}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
     """A reason, and the node or size that decided it."""

@@ -32,12 +32,16 @@ KEPT_META = (
 
 
 class Rewriter:
-    """Rewrites one graph, match after match; old nodes are left for dead-code elimination."""
+    """Rewrites one graph, match after match; old nodes are left for dead-code elimination.
+
+    `calls` has the operator's call by collective.
+    """
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
         self._sizes = SizeNodes(graph)
         self._replaced: dict[fx.Node, fx.Node] = {}
+        self.calls: dict[fx.Node, fx.Node] = {}
 
     def apply(self, match: Match, plan_key: str) -> Reason | None:
         """Rewrite one match; a Reason where the graph does not allow it, which is then unchanged."""
@@ -54,7 +58,8 @@ class Rewriter:
         with self._graph.inserting_before(stop):
             fused = self._graph.call_function(overload(type(call)), args)
             fused.meta["val"] = fused.target(*(to_values(arg) for arg in args))  # type: ignore[operator]
-            _keep_meta(fused, outputs[0])
+            keep_meta(fused, outputs[0])
+        self.calls.update(dict.fromkeys(match.collectives, fused))
         last = fused
         for output in match.outputs:
             last = self._replace(fused, output, last, deferred)
@@ -120,11 +125,12 @@ class Rewriter:
         with self._graph.inserting_after(behind):
             node = self._graph.call_function(target, args, dict(kwargs or {}))
         node.meta["val"] = target(*(to_values(arg) for arg in args), **node.kwargs)
-        _keep_meta(node, like)
+        keep_meta(node, like)
         return node
 
 
-def _keep_meta(node: fx.Node, old: fx.Node) -> None:
+def keep_meta(node: fx.Node, old: fx.Node) -> None:
+    """Take over what later passes, profilers and error messages read."""
     node.meta.update({name: old.meta[name] for name in KEPT_META if name in old.meta})
     node.meta["from_node"] = [NodeSource(old, "mkcompile", NodeSourceAction.REPLACE)]
 

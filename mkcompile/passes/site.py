@@ -8,7 +8,7 @@ from torch import fx
 
 from mkcompile.ops.problem import Problem
 from mkcompile.ops.registry import Call
-from mkcompile.passes.reason import Reason
+from mkcompile.passes.reason import Reason, Residual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,7 @@ class Site:
     """What became of one collective, with nothing of the graph in it.
 
     `operator` is the fused operator's name, or None with a `reason`. `problem` is None where no form matched.
+    `residual`: what became of the addition behind a fused reduction, None where there is none.
     """
 
     collective: str
@@ -74,3 +75,4 @@ class Site:
     reason: Reason | None = None
     detail: str = ""
     problem: Problem | None = None
+    residual: Residual | None = None

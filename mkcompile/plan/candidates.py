@@ -13,7 +13,7 @@ from mkcompile.plan.gather import gather_candidates
 from mkcompile.plan.plan import Tile
 from mkcompile.plan.site import Candidate, Site, plan_of
 from mkcompile.plan.stream import stream_candidates
-from mkcompile.plan.waves import Reduction
+from mkcompile.plan.waves import Reduction, whole_band
 
 __all__ = ["TILES", "Candidate", "Site", "candidates"]
 
@@ -88,7 +88,10 @@ def _reduction(site: Site, one: Reduction, variant: str, us: float | None = None
     panels = max(1, case.tile.columns // _PANEL_COLUMNS)
     plan = plan_of(site, case, variant, transport="multicast" if variant == "multicast" else "store")
     pace_ns = 0 if link_bound or link == 0 else int(_PACED_SHARE * compute.tile_us * 1000 / panels)
-    plan = replace(plan, lag=max(1, ceil(lag_positions / peers)), pace_ns=pace_ns)
+    lag = max(1, ceil(lag_positions / peers))
+    if one.final == 0 and one.lag_waves(compute) == 2:
+        lag = whole_band(lag, plan.raster * ceil(site.problem.n / case.tile.columns), case.positions // (peers + 1))
+    plan = replace(plan, lag=lag, pace_ns=pace_ns)
     return Candidate(plan=plan, seconds=(one.us() if us is None else us) * 1e-6)
 
 

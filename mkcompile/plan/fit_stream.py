@@ -19,8 +19,8 @@ from mkcompile.plan.topology import PRESETS
 FILES = ("small_sweep_handed_over.jsonl", "small_sweep_shared.jsonl", "small_sweep_clusters.jsonl")
 # Kernels that have other buffers now, and grids of clusters that do not fit at once.
 _GONE = re.compile(r"128x128_s5_\w+_stream2|128x128_s6_\w+_ho|stream4")
-_VARIANT = re.compile(r"_(\d+)x(\d+)_s\d+_.*stream(\d)(_pp|_ho)? grid\d+")
-_WAYS: Mapping[str | None, Way] = {"_pp": "turns", "_ho": "handed", None: "together"}
+_VARIANT = re.compile(r"_(\d+)x(\d+)_s\d+_.*stream(\d)(_pp|_ho|_pp_ends)? grid\d+")
+_WAYS: Mapping[str | None, Way] = {"_pp": "turns", "_ho": "handed", "_pp_ends": "ends", None: "together"}
 TILE_BOUNDS: Mapping[str, tuple[float, float]] = {str(t).rpartition("x")[0]: (0.15, 1.15) for t in STREAM_TILES}
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "mailbox_us": (0.5, 6.0),

@@ -9,6 +9,7 @@ from mkcompile.ops.problem import Problem
 from mkcompile.plan.buckets import BUCKETS, at_bucket
 from mkcompile.plan.decide import DEFAULT_POLICY, Decision, Policy
 from mkcompile.plan.disk import Results
+from mkcompile.plan.kernels import ADDING
 from mkcompile.plan.measured import decide_measured
 from mkcompile.plan.plan import Refusal
 from mkcompile.plan.topology import Topology
@@ -28,6 +29,15 @@ def judge_for(topology: Topology, policy: Policy = DEFAULT_POLICY, tuned: Result
         return max(summary.saving_s, _LEAST_S) if summary.refusal is None else summary.refusal
 
     return judge
+
+
+def adds(problem: Problem, topology: Topology, policy: Policy = DEFAULT_POLICY, tuned: Results | None = None) -> bool:
+    """Is the problem, whose m is known, planned with a kernel that adds its result to a residual in place?"""
+    if not problem.m or topology.span_of(problem).num_nodes > 1:
+        return False
+    decision = decide_measured(problem, topology, policy, tuned)
+    plan = decision.plan
+    return decision.refusal is None and f"{plan.operator}/{plan.variant}" in ADDING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

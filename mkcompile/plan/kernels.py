@@ -11,6 +11,8 @@ from mkcompile.plan.gather import GATHER_TILES, SHARED_TILES, gather_stream_form
 from mkcompile.plan.plan import Plan, Roles, Tile
 from mkcompile.plan.stream import stream_forms, transport_of, ways_of
 
+#: Those that add what they reduce to a residual in place, inside a node.
+ADDING = frozenset({"gemm_reduce_scatter/push", "gemm_all_reduce/staged"})
 #: As `operator/variant`, for `Policy.available`. Results that stay in their graph are stored `direct`.
 AVAILABLE = frozenset(
     {

@@ -77,7 +77,8 @@ class Plan:
     that share a column strip. `pace_ns`: time between two panels of a tile on their way to the peer, 0 for at once.
     `chunk_bytes`: unit of transfer of the communication blocks or the copy engine, 0 where tiles are stored directly.
     `split`: blocks of a cluster that share one tile's k. Transport `turns` or `handed` (few rows): the math groups of a
-    block with several tiles take turns, or hand partials over to others that store them.
+    block with several tiles take turns, or hand partials over to others that store them; `ends`: they take turns, and
+    the cluster shares only its first and its last tile.
     Variant `unfused`: cuBLAS and NCCL; every other field but `operator` and `world_size` is then without meaning.
     """
 

@@ -30,9 +30,13 @@ _HANDED_OVER = ((128, 128), (128, 64), (64, 128), (64, 64))
 _IN_TURNS = ((128, 128, 1), (128, 128, 2), (64, 128, 1))
 _SCATTERED_IN_TURNS = (128, 64, 2)
 _TURNS_OVER_LINK = 0.75
+# A cluster shares only its first and last tile where a whole tile's products take this much longer than the link needs
+# for a wave of them: a group has no more time for what it sends (decision 306).
+_ENDS_SHARED = (128, 128, 2)
+_ENDS_OVER_LINK = 1.2
 # Of a weight that a cache keeps between the rows of one owner and the next.
 _CACHED_BYTES = 24 << 20
-Way = Literal["together", "turns", "handed"]
+Way = Literal["together", "turns", "handed", "ends"]
 # Elements of the tile that `cluster_us` is stated for.
 _EXCHANGED = 8192
 
@@ -72,16 +76,27 @@ class Stream:
         if self.how is not None or self.waves == 1:
             return self.how or "together"
         rows, columns = self.tile.rows, self.tile.columns
+        if self._shares_ends():
+            return "ends"
         if (rows, columns, self.split) == _SCATTERED_IN_TURNS:
             return "turns" if self.site.problem.operator == "gemm_reduce_scatter" else "together"
-        if (rows, columns, self.split) in _IN_TURNS:
-            gemm, machine = self.site.gemm(), self.site.machine
-            clusters = ceil(self.tiles / self.waves)
-            sent = clusters * rows * columns * gemm.dtype_bytes * (self.site.problem.world_size - 1)
-            products = tile_us(rows, columns, gemm, machine.topology.gpu, machine.constants) / self.split
-            if self.split > 1 or self.waves == 2 or products > _TURNS_OVER_LINK * machine.link_us(sent, 0.8):
-                return "turns"
+        long = self.split > 1 or self.waves == 2 or self._products_over_link() > _TURNS_OVER_LINK
+        if long and (rows, columns, self.split) in _IN_TURNS:
+            return "turns"
         return "handed" if self.split == 1 and (rows, columns) in _HANDED_OVER else "together"
+
+    def _products_over_link(self) -> float:
+        """Time of a whole tile's products over that of the partials of all blocks' tiles on the link."""
+        gemm, machine, tile = self.site.gemm(), self.site.machine, self.tile
+        sent = self.blocks * tile.rows * tile.columns * gemm.dtype_bytes * (self.site.problem.world_size - 1)
+        products = tile_us(tile.rows, tile.columns, gemm, machine.topology.gpu, machine.constants)
+        return products / machine.link_us(sent, 0.8)
+
+    def _shares_ends(self) -> bool:
+        """Do the blocks of a cluster share only its first and its last tile, and take turns with whole ones between?"""
+        form = (self.tile.rows, self.tile.columns, self.split)
+        reduces = self.site.problem.operator == "gemm_all_reduce"
+        return reduces and form == _ENDS_SHARED and self.waves > 2 and self._products_over_link() > _ENDS_OVER_LINK
 
     @property
     def blocks(self) -> int:
@@ -98,7 +113,7 @@ class Stream:
         # Measured (decision 306): shared tiles want all rows. Of several that a cluster has, two can be worth it.
         all_rows = min(self.site.gemm().m, 2 * _MATH_GROUP_ROWS)
         known = (tile.rows, tile.columns, self.split) in (*_IN_TURNS, _SCATTERED_IN_TURNS)
-        fast = self.waves == 1 or (self.waves == 2 and known)
+        fast = self.waves == 1 or (self.waves == 2 and known) or self.way == "ends"
         if self.split > 1 and (tile.rows < all_rows or not fast):
             return False
         return 2 * peers * self.tiles * tile.rows * tile.columns * 2 <= _MAILBOX_BYTES
@@ -113,9 +128,16 @@ class Stream:
         link = machine.link_us(sent_bytes, constants.stream_link_fraction)
         # What a wave sends moves beside the products of the next, and slows them; the last wave's beside nothing.
         last = 0.0 if self.peers_first() else link / self.waves
-        slower = {"turns": constants.stream_turns, "handed": constants.stream_overlap, "together": 0.0}
+        slower = {
+            "turns": constants.stream_turns,
+            "ends": constants.stream_turns,
+            "handed": constants.stream_overlap,
+            "together": 0.0,
+        }
         busy = self.busy_us() * (1 + slower[self.way])
-        if self.way == "turns":  # a group sends its tile and waits for the peers' before it multiplies its next one
+        if self.way == "ends":  # the tiles before the last are whole
+            busy = max(busy, busy * (1 - 1 / self.waves) + 2 * link / self.waves)
+        elif self.way == "turns":  # a group sends its tile and waits for the peers' before it multiplies its next one
             epilogue, tiles = link / self.waves + constants.mailbox_us + self.exchange_us(), self.waves / 2
             busy = max(busy, busy / self.waves * (1 + tiles) + (tiles - 1) * epilogue)
         done = max(busy + last, busy / self.waves + link)
@@ -186,6 +208,8 @@ def ways_of(operator: str, tile: Tile, split: int) -> Iterator[Way]:
         yield "turns"
     if split == 1 and form[:2] in _HANDED_OVER:
         yield "handed"
+    if form == _ENDS_SHARED and operator == "gemm_all_reduce":
+        yield "ends"
 
 
 def stream_candidates(site: Site) -> Iterator[Candidate]:

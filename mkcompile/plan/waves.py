@@ -21,6 +21,16 @@ _LINK_BUSY, _LARGE_TILE = 0.65, 128 * 256
 # Beside nothing, copying out takes as long as of so many waves beside products: 2 to 3 us of a tile of 128x64, 5 to 10
 # of 128x128, 12 to 14 of 128x256, staged less direct in `benchmarks/results/2xh200/small.jsonl`.
 _COPIED_ALONE = 7.0
+# Of one owner, for a lag of a whole one.
+_LEAST_BANDS = 8
+
+
+def whole_band(lag: int, band_tiles: int, owned_tiles: int) -> int:
+    """A reduce-scatter's lag at which own and peers' tiles of a wave read the same columns of the weight: a band of the
+    raster, where an owner has many. Others keep `lag`, of which a narrow band is a part. Source: decision 302.
+    """
+    fits = owned_tiles % band_tiles == 0 and owned_tiles >= _LEAST_BANDS * band_tiles
+    return band_tiles if fits and band_tiles > lag else lag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +86,8 @@ class Reduction:
         lag = min(self.lag_waves(compute), others * compute.waves)
         mixed = compute.waves - lag / others if others else 0.0
         own = compute.waves - lag - mixed
-        flag = constants.flag_us + constants.partial_us if peers and lag <= 1 else 0.0
+        waited = constants.flag_us + constants.partial_us - max(0.0, lag - 1) * each  # what of it waves do not hide
+        flag = max(0.0, waited) if peers else 0.0
         if peers and compute.waves == 1:  # nothing hides what is pushed: own tiles run beside the peers', and wait
             alone = each + min(pushed * others + constants.partial_us, _wave_us(each, pushed, flag))
             return alone + self._copied_us(_COPIED_ALONE)

@@ -118,6 +118,7 @@ class KernelArguments(ctypes.Structure):
         ("trace_blocks", ctypes.c_uint32),
         ("trace_records", ctypes.c_uint32),
         ("trace_launch", ctypes.c_uint32),
+        ("adds", ctypes.c_uint32),
     )
 
 

@@ -67,6 +67,6 @@ class Dispatch(ShortcutLauncher):
         x = leading(call)
         shape = x.shape if isinstance(x, Tensor) else x[0].shape
         if call.plan_key:
-            return call.plan_key, shape
+            return call.NAME, call.plan_key, shape
         call.check()
-        return call.problem().key(), shape
+        return call.NAME, call.problem().key(), shape

@@ -94,7 +94,8 @@ class LaunchArguments:
     Shapes: terms[i] is (a_MK, weight_NK or weight_KN by the kernel's layout); the GEMM sums over them. out is [m, n],
     for reduce-scatter this rank's [m / world, n]. A reduce-scatter whose rows are [segments, world, rows] in memory
     says how many `segments` there are. bias [n] is added to this rank's product (0: none). `scale` multiplies the sum.
-    A kernel that was compiled to be traced writes into `trace`.
+    A kernel that was compiled to be traced writes into `trace`. One that can (`KernelConfig.can_add`) `adds` to what
+    lies in `out`, whatever its peers do.
     """
 
     terms: tuple[tuple[Matrix, Matrix], ...]
@@ -105,6 +106,7 @@ class LaunchArguments:
     segments: int = 1
     scale: float = 1.0
     trace: Recorder | None = None
+    adds: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.terms) <= abi.MAX_TERMS:
@@ -166,6 +168,8 @@ def _check_arguments(config: KernelConfig, arguments: LaunchArguments) -> None:
         raise OperatorInputError(
             f"{size.m} rows, {arguments.segments} segments, {size.world} ranks, a result of {arguments.out.rows} rows"
         )
+    if arguments.adds and not config.can_add:
+        raise OperatorInputError(f"{config.name} can't add to what lies in its result")
     if config.has_bias != (arguments.bias != 0):
         raise OperatorInputError("the kernel's bias and the launch's differ")
     outs_needed = {"direct": size.world, "multicast": 1}.get(config.broadcast, 0)
@@ -338,7 +342,7 @@ class PreparedLaunch(Prepared):
         )
         packed.m, packed.n, packed.terms, packed.segments = size.m, size.n, len(arguments.terms), arguments.segments
         packed.raster_group, packed.lag, packed.pace_ns = schedule.raster_group, schedule.lag, schedule.pace_ns
-        packed.bias, packed.scale = arguments.bias, arguments.scale
+        packed.bias, packed.scale, packed.adds = arguments.bias, arguments.scale, arguments.adds
         owners = size.world if config.operator == "gemm_reduce_scatter" else 1
         packed.segment_rows = size.m // (arguments.segments * owners)
         if config.reduces and not config.streams and schedule.lag < 1:
@@ -390,8 +394,5 @@ class PreparedLaunch(Prepared):
 
 
 def launch(kernel: LoadedKernel, arguments: LaunchArguments, stream: int) -> None:
-    """Prepare and run once.
-
-    Raises: OperatorInputError, WorkspaceError, DriverError.
-    """
+    """Prepare and run once. Raises: OperatorInputError, WorkspaceError, DriverError."""
     PreparedLaunch(kernel, arguments).run(stream)

@@ -47,6 +47,8 @@ STREAM_TILES = ((64, 32), (64, 64), (64, 128), (128, 32), (128, 64), (128, 128),
 SPLITS = (1, 2, 4)
 #: Those whose math groups may take turns: tiles that are long enough for it (decision 306).
 PING_PONG = (((128, 128), 1), ((128, 128), 2), ((128, 64), 2), ((64, 128), 1))
+#: The one of all-reduces whose clusters share only their first and last tile.
+SHARES_ENDS = ((128, 128), 2)
 #: Those of reductions whose partials are sent by two warps of their own.
 HANDS_OVER = (((128, 128), 1), ((128, 64), 1), ((64, 128), 1), ((64, 64), 1))
 #: Tiles and splits of the benchmarks' sweeps: those that were fastest somewhere.
@@ -62,8 +64,9 @@ class KernelConfig:
     `multicast` to one address behind which all results lie (compiled and inspected only: it has never run). With
     `trace` the kernel writes its timeline (`csrc/abi/trace.h`). `streams` is the form for few rows: one-shot, and each
     tile shared by the `split` blocks of a cluster; its math groups work on a tile together, or in turn (`ping_pong`),
-    or together while two warps send the tile before (`hands_over`). `pulls`: blocks of a gather fetch rows.
-    `returns`: the gathered rows are a result, too.
+    or together while two warps send the tile before (`hands_over`). With `shares_ends` a cluster of two shares only its
+    first and last tile, and its blocks take turns with whole ones. `pulls`: blocks of a gather fetch rows. `returns`:
+    the gathered rows are a result, too.
 
     Raises: OperatorInputError for a combination that does not exist.
     """
@@ -82,6 +85,7 @@ class KernelConfig:
     split: int = 1
     ping_pong: bool = False
     hands_over: bool = False
+    shares_ends: bool = False
     network: Network = "none"
     pulls: bool = False
     returns: bool = False
@@ -96,6 +100,8 @@ class KernelConfig:
             raise OperatorInputError("gathers of few rows multiply tiles together")
         if self.hands_over and not (self.streams and self.reduces and self.split == 1 and not self.ping_pong):
             raise OperatorInputError("only streaming reductions of whole tiles hand them over")
+        if self.shares_ends and not (self.ping_pong and self.split == 2 and self.operator == "gemm_all_reduce"):
+            raise OperatorInputError("only all-reduces of clusters of two whose groups take turns share their ends")
         if self.streams and self.block_n == 256 and (self.reduces or self.split > 1 or self.ping_pong):
             raise OperatorInputError("streaming kernels of 128x256 tiles are whole products: no registers for more")
         if self.ping_pong and not self.streams:
@@ -127,6 +133,12 @@ class KernelConfig:
     def reduces(self) -> bool:
         """Whether ranks take part together."""
         return self.operator != "gemm"
+
+    @property
+    def can_add(self) -> bool:
+        """Whether a launch may add its result to what lies there, where it is told to."""
+        whole_tiles = self.operator in ("gemm_reduce_scatter", "gemm_all_reduce") and not self.streams
+        return whole_tiles and self.network == "none" and self.broadcast in ("none", "staged")
 
     @property
     def group_n(self) -> int:
@@ -213,6 +225,7 @@ class KernelConfig:
         parts += [f"stream{self.split}"] if self.streams else [f"shared{self.split}"] if self.split > 1 else []
         parts += ["pp"] if self.ping_pong else []
         parts += ["ho"] if self.hands_over else []
+        parts += ["ends"] if self.shares_ends else []
         parts += ["pull"] if self.pulls else ["ret"] if self.returns else []
         parts += [self.network] if self.network != "none" else []
         parts += ["trace"] if self.trace else []
@@ -237,7 +250,8 @@ class KernelConfig:
         """The C++ type of the tile."""
         shape = f"{self.block_m}, {self.block_n}, {self.stages}, {_FLAGS[self.weight_layout == 'kn']}"
         if self.streams:
-            return f"mk::StreamShape<{shape}, {self.split}, {_FLAGS[self.ping_pong]}, {_FLAGS[self.hands_over]}>"
+            tile = f"mk::StreamShape<{shape}, {self.split}, {_FLAGS[self.ping_pong]}, {_FLAGS[self.hands_over]}>"
+            return f"mk::EndsShared<{tile}>" if self.shares_ends else tile
         tile = f"mk::TileShape<{shape}, {_FLAGS[self.broadcast == 'staged']}>"
         if self.split > 1:
             tile = f"mk::SharedTileShape<{shape}>"

@@ -19,11 +19,12 @@ from torch.distributed import ProcessGroup
 
 from mkcompile.config import settings
 from mkcompile.ops.all_gather_gemm import AllGatherGemm, completed, of_form_input
-from mkcompile.ops.gemm_all_reduce import GemmAllReduce
-from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
+from mkcompile.ops.gemm_all_reduce import GemmAllReduce, GemmAllReduceAdd
+from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter, GemmReduceScatterAdd
 from mkcompile.ops.groups import find
 from mkcompile.ops.registry import Call, Shortcut, ShortcutLauncher, arguments
 from mkcompile.runtime import form as forms
+from mkcompile.runtime.adding import Adding, ReductionAdd, layout_of
 from mkcompile.runtime.external import Blueprint
 from mkcompile.runtime.form import Form, Reduction
 from mkcompile.runtime.gather_form import GatherForm, gather_form_of
@@ -50,7 +51,7 @@ class _Unfused:
     process_group: Callable[[], ProcessGroup | None] | None = None
 
 
-_Decision = Operation | GatherOperation | _Unfused
+_Decision = Operation | GatherOperation | Adding | _Unfused
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +90,19 @@ class Launcher(ShortcutLauncher):
         WorkspaceError; CompileError; DriverError.
         """
         self.check()
+        if isinstance(call, ReductionAdd):
+            adding = self._adding(call)
+            return adding.run(call.residual, call.x, call.w, call.bias) if isinstance(adding, Adding) else None
         if not isinstance(call, (GemmReduceScatter, GemmAllReduce, AllGatherGemm)):
             return None
         if (part := _part_of_kernels(call)) is not None:
             assert isinstance(call, AllGatherGemm)
             made = self(part)
             return None if made is None else completed(made, call.w, call.forms, call.return_gathered)
-        signature = _signature_of(call)
-        operation = self._operations.get(signature)
-        if operation is None or not _holds(operation, call.group):
-            operation = self._decide(call, signature)
-        if isinstance(operation, _Unfused):
-            return None
-        return operation.run(call.x, call.w, call.bias)  # type: ignore[arg-type]
+        operation = self._decision(call)
+        if isinstance(operation, (Operation, GatherOperation)):
+            return operation.run(call.x, call.w, call.bias)  # type: ignore[arg-type]
+        return None
 
     def shortcut(self, call_type: type[Call]) -> Shortcut | None:
         """For calls that differ from an earlier one in nothing but addresses."""
@@ -109,10 +110,17 @@ class Launcher(ShortcutLauncher):
             return self._again
         if call_type is AllGatherGemm:
             return self._gather
+        if call_type is GemmAllReduceAdd:
+            return self._add
+        if call_type is GemmReduceScatterAdd:
+            return self._add_scattered
         return self._reduce_scatter if call_type is GemmReduceScatter else None
 
     def shortcut_like(self, call: Call) -> Shortcut | None:
         """Without a look-up by shapes: the caller answers for them."""
+        if isinstance(call, ReductionAdd):
+            adding = self._operations.get(_signature_of(call))
+            return adding.again if isinstance(adding, Adding) else None
         if not isinstance(call, (GemmReduceScatter, GemmAllReduce, AllGatherGemm)):
             return None
         if (part := _part_of_kernels(call)) is not None:
@@ -147,6 +155,19 @@ class Launcher(ShortcutLauncher):
         operation.group.workspace.board.check()
         return operation.run(x, w, bias)
 
+    def _add_scattered(
+        self, residual: Tensor, x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None, shape: Sequence[int],
+        *options: Any,
+    ) -> Tensor | None:  # fmt: skip
+        return self._add(residual, x, w, bias, tuple(shape), *options)
+
+    def _add(
+        self, residual: Tensor, x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None, *options: Any
+    ) -> Tensor | None:
+        """As a call, but None also where there is anything to decide. Raises: as a call."""
+        adding = self._operations.get(_signature(x, w, bias, (layout_of(residual), *options)))
+        return adding.again(residual, x, w, bias, *options) if isinstance(adding, Adding) else None
+
     def check(self) -> None:
         """Raises: what launches have reported so far, as the next operator call would."""
         if self._resources.board is not None:
@@ -166,6 +187,31 @@ class Launcher(ShortcutLauncher):
         """Symmetric memory that this process holds, over all groups."""
         return self._resources.held_bytes
 
+    def _decision(self, call: Reduction | AllGatherGemm) -> _Decision:
+        """What holds for calls like this one."""
+        signature = _signature_of(call)
+        operation = self._operations.get(signature)
+        if operation is None or not _holds(operation, call.group):
+            operation = self._decide(call, signature)
+        return operation
+
+    def _adding(self, call: ReductionAdd) -> _Decision:
+        """The same, from what holds for the sum alone. Raises: OperatorInputError for a residual that does not fit."""
+        signature = _signature_of(call)
+        known = self._operations.get(signature)
+        if known is not None and _holds(known, call.group):
+            return known
+        call.check_residual()
+        plain = self._decision(call.addend())
+        adding = Adding.like(plain) if isinstance(plain, Operation) else plain
+        self._keep(signature, adding)
+        return adding
+
+    def _keep(self, signature: Hashable, operation: _Decision) -> None:
+        if len(self._operations) >= _MAX_OPERATIONS:
+            self._operations.clear()
+        self._operations[signature] = operation
+
     def _decide(self, call: Reduction | AllGatherGemm, signature: Hashable) -> _Decision:
         """Collective where the group or the plan is new: one thread of a group at a time, others are not held up."""
         form = self._form(call)
@@ -182,9 +228,7 @@ class Launcher(ShortcutLauncher):
             else:
                 assert isinstance(form, Form)
                 operation = self._prepare(call, form)
-            if len(self._operations) >= _MAX_OPERATIONS:
-                self._operations.clear()
-            self._operations[signature] = operation
+            self._keep(signature, operation)
             return operation
 
     def _prepare(self, call: Reduction, form: Form) -> Operation | _Unfused:
@@ -281,9 +325,11 @@ def _part_of_kernels(call: Call) -> AllGatherGemm | None:
     return call.of_kernels() if isinstance(call, AllGatherGemm) else None
 
 
-def _signature_of(call: Reduction | AllGatherGemm) -> Hashable:
+def _signature_of(call: Reduction | ReductionAdd | AllGatherGemm) -> Hashable:
     if isinstance(call, AllGatherGemm):
         return gather_signature(call.x, call.w, call.bias, (tuple(call.forms), *arguments(call)[4:]))
+    if isinstance(call, ReductionAdd):
+        return _signature(call.x, call.w, call.bias, (layout_of(call.residual), *_options(call.addend())))
     return _signature(call.x, call.w, call.bias, _options(call))
 
 

@@ -122,7 +122,8 @@ class Operation(Repeatable[Sequence[Tensor], Tensor | None, Tensor]):
     """All calls of one signature. `launches` are the argument blocks by the operands' addresses; `model` is one of
     operands that were read in place, of which those of other addresses are made. `blueprint` is that of results which
     peers store into, and `otherwise` the operation for calls that find no room for theirs: ready from the start, since
-    a capture, where room may be lacking first, can neither load a kernel nor make a workspace.
+    a capture, where room may be lacking first, can neither load a kernel nor make a workspace. `adds`: each call is
+    given a residual, to which the kernel adds its result.
     """
 
     form: Form
@@ -132,6 +133,7 @@ class Operation(Repeatable[Sequence[Tensor], Tensor | None, Tensor]):
     allocate: Callable[[], Tensor]
     blueprint: Blueprint | None = None
     otherwise: Operation | None = None
+    adds: bool = False
     model: PreparedLaunch | None = None
     launches: dict[tuple[int, ...], PreparedLaunch] = field(default_factory=dict)
 
@@ -140,21 +142,28 @@ class Operation(Repeatable[Sequence[Tensor], Tensor | None, Tensor]):
         self.otherwise = otherwise
         self.demand = otherwise.demand = self.demand.joined(otherwise.demand)
 
-    def run(self, x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None) -> Tensor | None:
+    def adding(self) -> Operation:
+        """The same launches, which add to a residual."""
+        return replace(self, adds=True, workspace=None, model=None, launches={})
+
+    def run(
+        self, x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None = None
+    ) -> Tensor | None:
         """On the current stream of the operands' device; None where there is no room and no operation `otherwise`.
+        The result is new memory or, of an operation that `adds`, the residual.
 
         Raises: WorkspaceError, PeerTimeoutError, UnsupportedDeviceError, DriverError.
         """
         device, host = self.device, self.device.host
         if host.current_device() != host.device_idx:
             with torch.cuda.device(device.device):
-                return self.run(x, w, bias)
+                return self.run(x, w, bias, residual)
         if self.newest_group() is not next(reversed(GROUPS), None):
             with device.lock:
                 self._notice_groups()
         if self.blueprint is not None:
             return self._run_planned(self.blueprint, x, w, bias)
-        out = self.allocate()
+        out = self.allocate() if residual is None else residual
         addresses = _addresses(x, w, bias, out)
         with device.lock:
             stream = host.current_stream()
@@ -275,6 +284,7 @@ class Operation(Repeatable[Sequence[Tensor], Tensor | None, Tensor]):
             segments=self.form.size.segments,
             scale=self.form.scale,
             trace=self.device.recorder,
+            adds=self.adds,
         )
 
 

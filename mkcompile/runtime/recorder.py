@@ -97,17 +97,14 @@ def parse(memory: NDArray[np.uint8], num_blocks: int, records: int) -> tuple[Tas
     Shapes: memory is [num_blocks, lanes, records + 1, bytes of a record].
     """
     slots = memory.reshape(num_blocks, _NUM_LANES, records + 1, _SLOT_BYTES)
-    headers = np.ascontiguousarray(slots[:, :, 0, _WRITTEN_OFFSET : _WRITTEN_OFFSET + 8]).view("<u8")[..., 0]
-    parts, overwritten = [], 0
-    for block, lane in zip(*np.nonzero(headers), strict=True):
-        written = int(headers[block, lane])
-        first = max(0, written - records)
-        ring = np.ascontiguousarray(slots[block, lane, 1:]).view(_DEVICE_RECORD)[:, 0]
-        kept = ring[np.arange(first, written) % records]
-        part = np.zeros(len(kept), dtype=TASK)
-        for name in _DEVICE_RECORD.names or ():
-            part[name] = kept[name]
-        part["block"], part["lane"] = block, lane
-        parts.append(part)
-        overwritten += first
-    return (np.concatenate(parts) if parts else np.zeros(0, dtype=TASK)), overwritten
+    headers = np.ascontiguousarray(slots[:, :, 0, _WRITTEN_OFFSET : _WRITTEN_OFFSET + 8])
+    written = headers.view("<u8")[..., 0].astype(np.int64)
+    first = np.maximum(written - records, 0)
+    block, lane, place = np.nonzero(np.arange(records) < (written - first)[..., None])
+    rings = np.ascontiguousarray(slots[:, :, 1:]).view(_DEVICE_RECORD)[..., 0]
+    kept = rings[block, lane, (first[block, lane] + place) % records]
+    tasks = np.zeros(len(kept), dtype=TASK)
+    for name in _DEVICE_RECORD.names or ():
+        tasks[name] = kept[name]
+    tasks["block"], tasks["lane"] = block, lane
+    return tasks, int(first.sum())

@@ -6,7 +6,15 @@ from dataclasses import replace
 from itertools import product
 from typing import Literal, NamedTuple
 
-from mkcompile.runtime.kernel_config import BLOCK_K, HANDS_OVER, PING_PONG, SPLITS, STREAM_TILES, KernelConfig
+from mkcompile.runtime.kernel_config import (
+    BLOCK_K,
+    HANDS_OVER,
+    PING_PONG,
+    SHARES_ENDS,
+    SPLITS,
+    STREAM_TILES,
+    KernelConfig,
+)
 from mkcompile.runtime.tile_schedule import LINK_BYTES_PER_US, SM_FLOP_PER_US, LaunchSize, TileSchedule
 from mkcompile.runtime.workspace_layout import MAILBOX_BYTES, MAILBOX_SHARE
 
@@ -26,8 +34,8 @@ _UNIT_BYTES = 1024  # what one group stores at once. Source: Mailbox in csrc/dev
 
 
 #: What the math groups of a block with several tiles do: multiply `together`, or in `turns`, or together while
-#: others send what they have `handed` over.
-Way = Literal["together", "turns", "handed"]
+#: others send what they have `handed` over; or in turns, with shared tiles at the cluster's `ends` only.
+Way = Literal["together", "turns", "handed", "ends"]
 
 
 class StreamForm(NamedTuple):
@@ -46,7 +54,8 @@ def stream_tactic(
     Raises: OperatorInputError where the blocks of a cluster can't share such a tile.
     """
     way = form.way or _best_way(stream_config(base, form.tile, form.split), size, num_sms)
-    config = stream_config(base, form.tile, form.split, ping_pong=way == "turns", hands_over=way == "handed")
+    config = stream_config(base, form.tile, form.split, ping_pong=way in ("turns", "ends"), hands_over=way == "handed")
+    config = replace(config, shares_ends=way == "ends")
     return config, stream_schedule(config, size, num_sms)
 
 
@@ -130,6 +139,8 @@ def stream_configs(base: KernelConfig) -> list[KernelConfig]:
         if group_n % (8 * split) == 0 and (tile[1] < 256 or (split == 1 and not base.reduces)):
             found.append(stream_config(base, tile, split))
     found += [stream_config(base, tile, split, ping_pong=True) for tile, split in PING_PONG]
+    if base.operator == "gemm_all_reduce":
+        found.append(replace(stream_config(base, *SHARES_ENDS, ping_pong=True), shares_ends=True))
     handing = HANDS_OVER if base.reduces else ()
     return found + [stream_config(base, tile, split, hands_over=True) for tile, split in handing]
 

@@ -39,7 +39,7 @@ from mkcompile.runtime.tile_schedule import TileSchedule
 
 _LOG = logging.getLogger(__name__)
 _USUAL_GRID = 128
-_WAYS: Mapping[str, Way] = {"turns": "turns", "handed": "handed"}
+_WAYS: Mapping[str, Way] = {"turns": "turns", "handed": "handed", "ends": "ends"}
 _FEW_ROWS = frozenset({"gemm_reduce_scatter/stream", "gemm_all_reduce/stream"})
 _STAGED, _DIRECT = "gemm_all_reduce/staged", "gemm_all_reduce/direct"
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
+from mkcompile.plan.waves import whole_band
 from mkcompile.runtime.kernel_config import TILES, KernelConfig
 
 #: Rate of one SM in bursts, FLOP a microsecond. Source: docs/decisions/301-tile-gemm.md.
@@ -105,7 +106,11 @@ def choose_schedule(config: KernelConfig, size: LaunchSize, max_grid: int) -> Ti
     flooded = size.hop_us() >= _LINK_BUSY * compute_us and (large or config.broadcast == "staged")
     lag_positions = grid if flooded or (waves <= 4 and compute_us < _SHORT_US) else 2 * grid
     pace_ns = 0 if link_bound else int(_PACED_SHARE * size.tile_us(config) * 1000 / config.num_panels)
-    return TileSchedule(grid=grid, lag=max(1, ceil(lag_positions / (size.world - 1))), pace_ns=pace_ns)
+    schedule = TileSchedule(grid=grid, lag=max(1, ceil(lag_positions / (size.world - 1))), pace_ns=pace_ns)
+    if config.operator != "gemm_reduce_scatter" or lag_positions == grid:
+        return schedule
+    band_tiles = schedule.raster_group * ceil(size.n / config.block_n)
+    return replace(schedule, lag=whole_band(schedule.lag, band_tiles, per_owner))
 
 
 def choose_tile(config: KernelConfig, size: LaunchSize, max_grid: int) -> KernelConfig:

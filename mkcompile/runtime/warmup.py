@@ -30,17 +30,19 @@ def warm_up(configs: Iterable[KernelConfig], num_processes: int) -> Iterator[Com
 
     Raises: CompileError; UnsupportedDeviceError where NVRTC is not installed.
     """
-    missing = []
+    missing: dict[str, list[KernelConfig]] = {}  # gathers over nodes are one unit, however ranks lie on them
     for config in configs:
-        cubin = kept(translation_unit(config), OPTIONS)
+        cubin = kept(unit := translation_unit(config), OPTIONS)
         if cubin is None:
-            missing.append(config)
+            missing.setdefault(unit, []).append(config)
         else:
             yield CompiledKernel(config=config, cubin=cubin)
     if not missing:  # a process takes seconds to start
         return
     with ProcessPoolExecutor(min(num_processes, len(missing)), mp_context=get_context("spawn")) as pool:
-        yield from pool.map(compile_kernel, missing, chunksize=1)
+        compiled = pool.map(compile_kernel, [same[0] for same in missing.values()], chunksize=1)
+        for kernel, same in zip(compiled, missing.values(), strict=True):
+            yield from (CompiledKernel(config=one, cubin=kernel.cubin) for one in same)
 
 
 def _parser() -> argparse.ArgumentParser:

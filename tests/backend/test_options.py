@@ -182,6 +182,7 @@ def test_machine_is_part_of_the_cache_key(fake_world: int) -> None:
         ({"mkernel.fuse": "allways"}, "did you mean always?"),
         ({"mkernel.topology": 8}, "must be a name, got int"),
         ({"mkernel.results": "some"}, "ordinary, planned"),
+        ({"mkernel.residuals": "some"}, "in_place, apart"),
         ({"max_autotun": True}, "did you mean max_autotune"),
         ({"fuse": "auto"}, "did you mean mkernel.fuse?"),
         ({"max_autotune": "yes"}, "got str should be bool"),

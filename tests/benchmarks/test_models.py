@@ -7,16 +7,24 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.models import command, results, table
 from benchmarks.models.blocks import Workload
+from benchmarks.models.cell_run import compile_order
 from benchmarks.models.cells import MODES, Cell, Selection, units_of
-from benchmarks.models.contenders import GraphSwitch
+from benchmarks.models.contenders import CollectiveCounter, GraphSwitch
 from benchmarks.models.correct import ratios, too_far, truth_of, values_of
-from benchmarks.models.overlap import least_exposed, overlap_of, union
-from benchmarks.models.timing import Spread
+from benchmarks.models.look import judged
+from benchmarks.models.overlap import Event, least_exposed, overlap_of, union
+from benchmarks.models.plan import Plan
+from benchmarks.models.queue import Queue
+from benchmarks.models.timing import Spread, Visit
+from benchmarks.models.worker import Job
+from mkcompile.runtime.recorder import TASK, RankTrace
+from mkcompile.runtime.trace.instances import LANE, ROLE
 
 TINY = ["--device", "cpu", "--quiet", "--model", "tiny", "--form", "sequence", "--limit-s", "300"]
 QUICK = ["--forward-only", "--row-s", "0.1", "--contender", "eager", "--contender", "mkernel"]
@@ -81,6 +89,18 @@ def test_async_tp_takes_part_where_it_differs() -> None:
     assert "async_tp" not in of("sequence", MODES[0], "cpu")
 
 
+def test_operators_that_work_in_place_are_counted_too() -> None:
+    graph, counter = torch.fx.Graph(), CollectiveCounter()
+    x = graph.placeholder("x")
+    graph.call_function(torch.ops.mkcompile.gemm_all_reduce.default, (x,))
+    graph.call_function(
+        torch.ops.higher_order.auto_functionalized_v2, (torch.ops.mkcompile.gemm_all_reduce_add.default,), {"x": x}
+    )
+    graph.call_function(torch.ops.higher_order.auto_functionalized_v2, (torch.ops.aten.add_.Tensor,), {"self": x})
+    counter(graph)
+    assert counter.operators == {"gemm_all_reduce": 1, "gemm_all_reduce_add": 1} and not counter.left
+
+
 def test_cells_come_in_the_order_of_the_patterns() -> None:
     cells = Selection(models=("70B-tp8-local",)).cells("cuda")
     chosen = command.in_order(cells, ["all-reduce 1x2048 reduce", "4x4096 default", "2048"])
@@ -108,13 +128,49 @@ def test_only_what_nothing_is_computed_beside_is_exposed() -> None:
     assert union([(3, 4), (0, 2), (1, 3)]) == [(0, 4)]
 
 
-def test_of_the_steps_after_the_first_two_the_one_that_exposes_least_is_taken() -> None:
-    exposed = [9.0, 0.0, 5.0, 3.0, 8.0, 7.0]  # in the first two the ranks meet
-    starts = [100.0 * step for step in range(len(exposed))]
-    events = [("kernel", "gemm", start, 10.0) for start in starts]
-    events += [("kernel", "nccl", start + 10.0, 1.0 + us) for start, us in zip(starts, exposed, strict=True)]
-    events.append(("kernel", "fill", -50.0, 1.0))  # before the first step
-    assert least_exposed(events).exposed_us == 4.0
+def _profiled(exposed: list[float]) -> list[Event]:
+    """Steps behind a long sleep and a collective in which the ranks meet; a short sleep is part of each."""
+    events: list[Event] = [("kernel", "fill", -50.0, 1.0)]
+    for start, us in zip((10_000.0 * step for step in range(len(exposed))), exposed, strict=True):
+        events += [("kernel", "spin_kernel", start, 1000.0), ("kernel", "ncclDevKernel_AllReduce", start + 1e3, 500.0)]
+        events += [("kernel", "gemm", start + 1500.0, 10.0), ("kernel", "nccl", start + 1510.0, us)]
+        events.append(("kernel", "spin_kernel", start + 1500.0, 2.0))
+    return events
+
+
+def test_the_step_that_exposes_least_is_taken_without_the_meeting_in_front_of_it() -> None:
+    seen = least_exposed(_profiled([9.0, 4.0, 7.0]))
+    assert (seen.exposed_us, seen.span_us) == (4.0, 14.0)
+    with pytest.raises(ValueError, match="2 of 3 steps"):
+        least_exposed(_profiled([9.0, 4.0]))
+
+
+def test_a_step_that_took_longer_than_when_it_was_timed_is_doubted() -> None:
+    seen = overlap_of([("kernel", "mk_kernel", 0.0, 2000.0)])
+    assert seen.doubt(1.8) == "" and seen.doubt(None) == ""
+    assert "2000 us under the profiler and 1200 us when it was timed" in seen.doubt(1.2)
+
+
+def _traces(spans_us: list[float], exposed_us: float, overwritten: int = 0) -> list[RankTrace]:
+    """One block computes in each launch but for its first microseconds."""
+    tasks = np.zeros(2 * len(spans_us), dtype=TASK)
+    for i, span_us in enumerate(spans_us):
+        start_ns = 1_000_000 * (i + 1)
+        tasks[2 * i : 2 * i + 2]["start_ns"] = start_ns, start_ns + round(1e3 * exposed_us)
+        tasks[2 * i : 2 * i + 2]["end_ns"] = start_ns + round(1e3 * span_us)
+        tasks[2 * i : 2 * i + 2]["role"] = ROLE["block"], ROLE["mainloop"]
+        tasks[2 * i : 2 * i + 2]["lane"] = LANE["compute 0"]
+    trace = RankTrace(rank=0, device="", launches=("gemm",), groups=((0, 1),), tasks=tasks, overwritten=overwritten)
+    return [trace]
+
+
+def test_launches_are_trusted_where_they_take_no_longer_than_without_timelines() -> None:
+    seen = overlap_of([("kernel", "mk_kernel", 200.0 * i, 100.0) for i in range(2)])
+    launches, doubt = judged([_traces([900.0, 100.0], 50.0), _traces([105.0, 95.0], 5.0)], seen)
+    assert doubt == "" and sum(one.exposed_us for one in launches) == 10.0
+    assert "took 1000 us with timelines and 200 us without" in judged([_traces([900.0, 100.0], 50.0)], seen)[1]
+    assert "1 of 2 launches" in judged([_traces([100.0], 5.0)], seen)[1]
+    assert "overwritten" in judged([_traces([105.0, 95.0], 5.0, overwritten=3)], seen)[1]
 
 
 def test_a_tensor_further_off_than_twice_eager_is_named() -> None:
@@ -194,7 +250,8 @@ def test_what_was_asked_stands_beside_what_was_measured(tmp_path: Path) -> None:
     assert "forward: 12.5 ms (async TP 13.80, Inductor 15.02) | sequence 12.400 beside 16.000 | met |" in page
     assert "forward + backward: 39.0 ms (async TP 42.43, Inductor 44.69) | - | missed |" in page
     assert "1 of 1 passes | met |" in page and "at most 5.0e-04 of the first loss apart" in page
-    assert "default cold 1.25 | missed |" in page and "most: 0.00 GB of 1.07" in page
+    compiled = "cold 1.25 of 1, at most 1.25 (70B-tp8-local sequence 4x4096 default) | missed |"
+    assert compiled in page and "most: 0.00 GB of 1.07" in page
     ours = {key: row for key, row in results.read(path).items() if key[1] == "mkernel"}
     assert "| sequence 12.400 | met |" in table.page(ours), "nothing stands beside it"
 
@@ -245,14 +302,50 @@ def test_an_early_end_leaves_what_was_measured(tmp_path: Path) -> None:
     assert all(row["error"] == "died" and "unfinished" not in row for row in rows)
 
 
-def test_a_graph_exposes_inside_of_kernels_what_they_expose_without() -> None:
-    def key(mode: str) -> tuple[tuple[str, str, int, int, str], str]:
-        return ("8B", "sequence", 1, 512, mode), "mkernel"
+def test_exposed_time_is_unknown_where_a_part_of_it_is() -> None:
+    ours = {"contender": "mkernel", "fwd_between_us": 9.0, "fwdbwd_between_us": 4.0, "fwd_ms": 1.0}
+    assert table.exposed_us(ours, "fwd") is None, "what our kernels wait for is inside of them"
+    assert table.exposed_us(ours | {"contender": "inductor"}, "fwd") == 9.0
+    assert table.exposed_us(ours | {"fwd_inside_us": 2.0}, "fwd") == 11.0
+    assert table.exposed_us(ours | {"fwd_inside_us": 2000.0}, "fwd") is None, "a millisecond is all that there is"
 
-    rows = {key(MODES[0]): {"fwd_between_us": 9.0, "fwd_inside_us": 2.0}, key(MODES[1]): {"fwd_between_us": 4.0}}
-    assert table.exposed_us(rows, key(MODES[0]), "fwd") == 11.0
-    assert table.exposed_us(rows, key(MODES[1]), "fwd") == 6.0
-    assert table.exposed_us(rows, key(MODES[1]), "fwdbwd") is None
+
+def test_what_keeps_its_gpu_busy_warms_it_up_before_it_is_timed() -> None:
+    busy, waiting, long = Visit.of(2.0, host_ms=0.5), Visit.of(2.0, host_ms=1.9), Visit.of(150.0, host_ms=1.0)
+    assert (busy.heating, busy.chunks, busy.calls) == (50, 3, 15) and busy.seconds == pytest.approx(0.19)
+    assert waiting.heating == 0, "the GPU waits for its host"
+    assert (long.heating, long.chunks, long.calls) == (1, 2, 1) and long.seconds == pytest.approx(0.45)
+
+
+def test_who_compiles_first_depends_on_the_cell_but_not_on_its_mode() -> None:
+    names = ("eager", "inductor", "mkernel")
+    cells = Selection().cells("cuda")
+    orders = {cell: compile_order(cell, names) for cell in cells}
+    assert all(order[0] == "eager" for order in orders.values())
+    assert 8 <= sum(order[1] == "inductor" for order in orders.values()) // 2 <= 24
+    assert all(len({tuple(orders[cell]) for cell in unit}) == 1 for unit in units_of(cells, together=True))
+
+
+def test_a_limit_that_was_too_short_says_what_it_would_take(tmp_path: Path) -> None:
+    plan = Plan(
+        contenders=(), device="cpu", budget_s=1.0, train=True, compile_times=None, profile=None, quiet=False
+    )  # fmt: skip
+    units = units_of(Selection().cells("cuda"), together=True)
+    job = Job(
+        units=units, plan=plan, folder=tmp_path, caches=tmp_path, out=tmp_path, common={}, deadline=0.0, cell_s=40.0
+    )  # fmt: skip
+    for _ in units[:22]:
+        job.queue.take()
+    said = command.not_begun(job, num_pairs=6, spent_s=100.0)
+    assert "10 of 32 (cells, or both modes of one) were not begun" in said and "--limit-s 180" in said
+    for _ in range(16):  # each pair asks once more than there are
+        job.queue.take()
+    assert command.not_begun(job, num_pairs=6, spent_s=100.0) == ""
+
+
+def test_a_queue_is_looked_at_without_taking_anything(tmp_path: Path) -> None:
+    queue = Queue(tmp_path / "next")
+    assert [queue.next(), queue.take(), queue.next(), queue.next(), queue.take()] == [0, 0, 1, 1, 1]
 
 
 def test_predictions_stand_beside_what_was_measured(tmp_path: Path) -> None:
@@ -290,5 +383,7 @@ def test_what_is_compiled_once_runs_captured_or_as_it_is(monkeypatch: pytest.Mon
     with switch.installed():
         call = inductor.cudagraphify(lambda inputs: [2 * one for one in inputs], device_index=0)
     assert call([1]) == ["captured", 2]
+    with switch.with_timelines():
+        assert call([1]) == ["captured", 2] and switch.traced, "captured once more"
     switch.on = False
     assert call([1]) == [2]

@@ -175,9 +175,24 @@ def dynamic_length(pair: Pair) -> dict[str, Any]:
     return {"launched": dict(pair.launcher.launched)}
 
 
+def one_token(pair: Pair) -> dict[str, Any]:
+    """With the option of `max-autotune` for which Inductor writes products of one row as sums of products."""
+    torch._dynamo.reset()
+    problem = _sizes(pair, sequence=False)
+    model = problem.parallel(pair, problem.model(pair))
+    forward = torch.compile(model, backend=backend_of_kernels, options={"coordinate_descent_tuning": True})
+    x = pair.draw(1, 1, problem.width, seed=3, rank=0)
+    with torch.no_grad():
+        error = (forward(x).float() - model(x).float()).norm() / model(x).float().norm()
+    assert error < 1e-2, f"{error:.3g}"
+    pair.expect_launches("gemm_all_reduce", at_least=2)
+    return {"launched": dict(pair.launcher.launched)}
+
+
 CASES = {
     "tensor_parallel": tensor_parallel,
     "sequence_parallel": sequence_parallel,
     "dynamic_length": dynamic_length,
     "every_operator": every_operator,
+    "one_token": one_token,
 }

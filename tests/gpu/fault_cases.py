@@ -157,9 +157,10 @@ def late_gatherer(pair: Pair) -> dict[str, Any]:
 
 
 def _late(pair: Pair, problem: Product | Gather) -> dict[str, Any]:
+    call, check = _once(pair, problem)
+    check(call())  # what the ranks have to agree on they have
     _good_launches(pair)
     first = pair.launcher.workspace(pair.group, pair.device)
-    call, check = _once(pair, problem)
     if pair.rank == 1:
         torch.cuda.synchronize()
         time.sleep(settings().timeout_s + 2)  # the lateness that is tested

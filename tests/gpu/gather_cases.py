@@ -207,6 +207,9 @@ def forms_of_calls(pair: Pair) -> dict[str, Any]:
         for dtype in (torch.bfloat16, torch.float16)
         for bias in (False, True)
     ]
+    calls += [
+        Gather(shape=(64, 1032), n=(520, 72, 40), layout=layout, bias=layout == "kn", seed=7) for layout in ("nk", "kn")
+    ]
     calls += [Gather(shape=(3, 200, 136), dim=1, n=(264, 72), returned=returned, seed=4) for returned in (False, True)]
     calls += [Gather(shape=(2, 150, 192), dim=2, n=(264,), returned=returned, seed=5) for returned in (False, True)]
     worst = {}

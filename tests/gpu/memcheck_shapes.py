@@ -25,6 +25,7 @@ from tests.gpu import network_gather_calls as over_nodes
 from tests.gpu.gather_calls import Call, Engines
 from tests.gpu.network_ranks import node_group
 from tests.gpu.ranks import RankGroup
+from tests.gpu.test_adding import check as check_added
 from tests.gpu.test_few_rows import check_gemm, stream_config
 from tests.gpu.test_network import config_of as network_config
 from tests.gpu.test_reductions import OPERATORS, check, config_of
@@ -37,13 +38,13 @@ FEW_ROWS = (
     {"tile": (64, 64), "hands_over": True},
 )  # fmt: skip
 _GATHER = KernelConfig(operator="all_gather_gemm", block_m=64, block_n=64)
-#: Waits may be long: the tool slows kernels a hundredfold.
-_TIMEOUT_S = 60.0
+#: Waits may be long: the tool slows kernels a hundredfold. Those for transfers: it may let none run beside a kernel.
+_TIMEOUT_S, _TRANSFER_TIMEOUT_S = 60.0, 15.0
 
 
-def virtual_ranks() -> RankGroup:
+def virtual_ranks(timeout_s: float = _TIMEOUT_S) -> RankGroup:
     """Two on one GPU."""
-    return RankGroup((0, 0), arena_bytes=16 << 20, timeout_s=_TIMEOUT_S)
+    return RankGroup((0, 0), arena_bytes=16 << 20, timeout_s=timeout_s)
 
 
 def of_one_rank() -> Iterable[str]:
@@ -57,7 +58,7 @@ def of_one_rank() -> Iterable[str]:
 
 
 def reductions() -> Iterable[str]:
-    """Tiled kernels, traced and not; and those for few rows."""
+    """Tiled kernels, traced and not, that store and that add; and those for few rows."""
     group = virtual_ranks()
     for operator, broadcast in OPERATORS:
         for trace in (False, True):
@@ -65,6 +66,10 @@ def reductions() -> Iterable[str]:
                 config = config_of(operator, broadcast, (64, 64), trace=trace)
                 check(group, config, m, n, k, epochs=1, integers=False)
                 yield config.name
+    for operator, broadcast in (("gemm_reduce_scatter", "none"), ("gemm_all_reduce", "staged")):
+        config = config_of(operator, broadcast, (64, 64))
+        check_added(group, config, 130, 136, 200, epochs=1)
+        yield f"{config.name}, added"
     for operator in ("gemm_reduce_scatter", "gemm_all_reduce"):
         for form in FEW_ROWS:
             config = stream_config(operator, **form)
@@ -92,14 +97,14 @@ def gathers() -> Iterable[str]:
         yield _gathered(group, push_choice(biased, size, grid, returned=True), size, True, None)
         yield _gathered(group, pull_choice(_GATHER, size, grid), size, False, None)
         yield _gathered(group, read_choice(_GATHER, size, grid), size, False, None)
-    size = GatherSize(segment_rows=65, k=200, n=(136,), world=2)
+    size = GatherSize(segment_rows=65, k=200, n=(136, 72), world=2)
     for split in (1, 2):
         yield _gathered(group, stream_choice(_GATHER, size, grid, StreamForm((64, 64), split)), size, False, None)
 
 
 def gathers_by_engine() -> Iterable[str]:
     """Rows that the copy engine sends, between the gate's and the audit's kernels."""
-    group = virtual_ranks()
+    group = virtual_ranks(_TRANSFER_TIMEOUT_S)
     engines = Engines(group, area_bytes=4 << 20)
     for rows, n, k in SIZES:
         size = GatherSize(segment_rows=rows, k=k, n=(n,), world=2)
@@ -108,7 +113,7 @@ def gathers_by_engine() -> Iterable[str]:
 
 def nodes() -> Iterable[str]:
     """Two nodes of one rank, joined by proxies."""
-    with node_group((0, 0), 2, timeout_s=_TIMEOUT_S) as group:
+    with node_group((0, 0), 2, timeout_s=_TRANSFER_TIMEOUT_S) as group:
         for operator, broadcast in (("gemm_reduce_scatter", "none"), ("gemm_all_reduce", "staged")):
             config = network_config(group, operator, broadcast, (64, 64))
             check(group, config, 130, 136, 200, epochs=1, integers=False)

@@ -143,7 +143,7 @@ class RankGroup:
     def prepare(
         self, config: KernelConfig, inputs: Sequence[RankInput], outs: Sequence[torch.Tensor],
         schedule: TileSchedule | None = None, segments: int = 1, scale: float = 1.0,
-        kernels: Sequence[LoadedKernel] | None = None,
+        kernels: Sequence[LoadedKernel] | None = None, adds: bool = False,
     ) -> list[PreparedLaunch]:  # fmt: skip
         """One launch a rank; its kernels are loaded now, so that no later load waits for a kernel that spins."""
         launches = []
@@ -154,7 +154,7 @@ class RankGroup:
             arguments = LaunchArguments(
                 terms=((Matrix.of(given.x), Matrix.of(given.w)),), out=Matrix.of(outs[rank]), schedule=chosen,
                 peers=peers, segments=segments, scale=scale, trace=self.recorders[rank] if self.recorders else None,
-                bias=given.bias.data_ptr() if given.bias is not None else 0,
+                bias=given.bias.data_ptr() if given.bias is not None else 0, adds=adds,
             )  # fmt: skip
             launches.append(PreparedLaunch(kernel, arguments))
         return launches

@@ -81,6 +81,7 @@ FAMILIES: dict[str, Family] = {
         on_cpu=("rows", "sums", "misaligned"),
         not_by_turns=("overhead",),
     ),
+    "adding": Family(module="tests.gpu.adding_cases", limit_s=150, on_cpu=("added", "compiled", "compiled_sequence")),
     "compiled": Family(module="tests.gpu.compiled_cases", limit_s=150, on_cpu=("tensor_parallel", "sequence_parallel")),
     "planned": Family(module="tests.gpu.planned_cases", limit_s=120, on_cpu=("planned_results",)),
     "streams": Family(module="tests.gpu.stream_cases", limit_s=90),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mkcompile.errors import PeerTimeoutError
-from mkcompile.runtime.kernel_config import PING_PONG, KernelConfig
+from mkcompile.runtime.kernel_config import PING_PONG, SHARES_ENDS, KernelConfig
 from mkcompile.runtime.stream_schedule import stream_configs
 from mkcompile.runtime.tile_schedule import TileSchedule
 
@@ -102,11 +102,12 @@ def test_partials_handed_over_to_other_warps(operator: str, world: int) -> None:
         for pace_ns in (0, 300):
             schedule = TileSchedule(grid=grid, raster_group=band, pace_ns=pace_ns)
             check(group, config, m, n, 264, epochs=4, schedule=schedule, late=[world - 1])
-    for tile, split in PING_PONG:
-        turns = stream_config(operator, tile, split, ping_pong=True)
-        for grid, band in ((4, 1), (1, 1), (2, 2)):
+    ends = [(*SHARES_ENDS, True)] if operator == "gemm_all_reduce" else []
+    for tile, split, shares_ends in (*((*form, False) for form in PING_PONG), *ends):
+        turns = stream_config(operator, tile, split, ping_pong=True, shares_ends=shares_ends)
+        for grid, band, n in ((4, 1, 1032), (1, 1, 1024), (2, 2, 1024)):  # even and odd numbers of tiles a cluster
             schedule = TileSchedule(grid=grid * split, raster_group=band)
-            check(group, turns, tile[0] * world, 1024, 264, epochs=4, schedule=schedule, late=[0])
+            check(group, turns, tile[0] * world, n, 264, epochs=4, schedule=schedule, late=[0])
 
 
 @OPERATORS
@@ -254,3 +255,10 @@ def test_two_gpus(operator: str, late: list[int]) -> None:
         check(
             group, stream_config(operator, tile, hands_over=True), m, 4096, 1032, epochs=5, late=late, schedule=schedule
         )
+    if operator == "gemm_all_reduce":
+        config, schedule = (
+            stream_config(operator, *SHARES_ENDS, ping_pong=True, shares_ends=True),
+            TileSchedule(grid=128),
+        )
+        for m in (512, 640, 1000):
+            check(group, config, m, 4096, 1032, epochs=5, late=late, schedule=replace(schedule, pace_ns=m % 512))

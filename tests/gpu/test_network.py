@@ -114,7 +114,7 @@ def test_rows_in_segments() -> None:
 @OPERATORS
 def test_graph_replays(operator: str, broadcast: str) -> None:
     with node_group((0, 0), 2) as group:
-        check_replays(group, config_of(group, operator, broadcast), 512, 520, 264, replays=5)
+        check_replays(group, config_of(group, operator, broadcast), 512, 520, 264, replays=20)
 
 
 @OPERATORS

@@ -129,7 +129,7 @@ def test_graph_replays() -> None:
             with torch.cuda.graph(graph, stream=group.streams[rank], capture_error_mode="thread_local"):
                 call.prepared[rank].run(None, torch.cuda.current_stream().cuda_stream, True)
             graphs.append(graph)
-        for replay in range(5):
+        for replay in range(20):
             fresh = make_call(group, movers, config, size, seed=replay + 1, integers=True)
             for rank in range(2):
                 call.tensors[rank].shard.copy_(fresh.tensors[rank].shard)

@@ -27,6 +27,7 @@ def gathers() -> list[KernelConfig]:
     found = [stream_config(_GATHER, form.tile, form.split) for form in STREAM_GATHERS]
     # of captures without warm-up
     found.append(stream_config(replace(_GATHER, dtype="float16", weight_layout="kn"), (64, 64), 1))
+    found.append(replace(_GATHER, pulls=True, has_bias=True, weight_layout="kn").with_tile(64, 64))
     for tile, layout in product(GATHER_TILES, _LAYOUTS):
         base = replace(_GATHER, weight_layout=layout).with_tile(*tile)  # type: ignore[arg-type]
         half = replace(base, dtype="float16")

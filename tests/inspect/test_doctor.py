@@ -175,15 +175,15 @@ def make_nic(root: Path, name: str, driver: str, state: str) -> None:
     (port.parent.parent / "device" / "driver").symlink_to(drivers)
 
 
-def test_nics_and_the_transports_that_they_allow(tmp_path: Path) -> None:
-    assert by_name(network.section(tmp_path))["transports"].found == "tcp, emulated"
+def test_nics_and_the_one_that_a_gpu_takes(tmp_path: Path) -> None:
+    assert by_name(network.section(tmp_path))["NIC of each GPU"].status == "off"
     make_nic(tmp_path, "mlx5_0", "mlx5_core", "ACTIVE")
     make_nic(tmp_path, "mlx5_1", "mlx5_core", "DOWN")
     found = by_name(network.section(tmp_path))
-    assert found["transports"].found == "rc, tcp, emulated"
+    assert found["NIC of each GPU"].found.startswith("a rank on the CPU: mlx5_0 (")
     assert "mlx5_1 (mlx5_core, Ethernet, DOWN, 400 Gb/sec (4X NDR))" in found["verbs devices"].found
     make_nic(tmp_path, "rdmap0", "efa", "ACTIVE")
-    assert by_name(network.section(tmp_path))["transports"].found == "srd, rc, tcp, emulated"
+    assert "rdmap0 (" in by_name(network.section(tmp_path))["NIC of each GPU"].found
     (tmp_path / "module" / "nvidia_peermem").mkdir(parents=True)
     assert by_name(network.section(tmp_path))["GPU memory for NICs"].status == "ok"
 

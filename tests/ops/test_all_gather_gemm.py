@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +12,11 @@ from torch._subclasses import FakeTensorMode
 
 from mkcompile.errors import GroupError, OperatorInputError
 from mkcompile.ops.all_gather_gemm import AllGatherGemm, completed
-from tests.captured import fake_group
 from tests.lockstep import World, run
 
 WORLD_SIZE = 4
 GROUP = "0"
-
-
-@pytest.fixture(autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE):
-        yield
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def whole(*shape: int, seed: int) -> Tensor:

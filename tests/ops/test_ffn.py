@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,18 +14,12 @@ from torch.nn import functional as nnf
 from mkcompile.errors import GroupError, OperatorInputError
 from mkcompile.ops.collectives import ACTIVATIONS
 from mkcompile.ops.ffn import Ffn
-from tests.captured import fake_group
 from tests.lockstep import World, run
 
 WORLD_SIZE = 4
 GROUP = "0"
 INNER, HIDDEN, COLUMNS = 8, 6, 12
-
-
-@pytest.fixture(autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE):
-        yield
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def draw(*shape: int, seed: int) -> Tensor:

@@ -13,8 +13,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mkcompile.ops.all_gather_gemm import AllGatherGemm, AllGatherScaledGemm
 from mkcompile.ops.ffn import Ffn
-from mkcompile.ops.gemm_all_reduce import GemmAllReduce, ScaledGemmAllReduce
-from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter, ScaledGemmReduceScatter
+from mkcompile.ops.gemm_all_reduce import GemmAllReduce, GemmAllReduceAdd, ScaledGemmAllReduce
+from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter, GemmReduceScatterAdd, ScaledGemmReduceScatter
 from mkcompile.ops.registry import Call, arguments, call_types, overload
 
 GROUP = "0"
@@ -52,6 +52,16 @@ def gemm_reduce_scatter(world_size: int) -> list[Call]:
     x, w = [tensor(ROWS, INNER)], [linear(INNER, COLUMNS)]
     shapes: list[tuple[list[int], int]] = [([ROWS, COLUMNS], 0), ([2, 4, COLUMNS], 1), ([ROWS, COLUMNS], 1)]
     return [GemmReduceScatter(x, w, tensor(COLUMNS), shape, dim, "sum", world_size, GROUP, "") for shape, dim in shapes]
+
+
+def gemm_all_reduce_add(world_size: int) -> list[Call]:
+    calls = [(tensor(ROWS, COLUMNS), arguments(one)) for one in gemm_all_reduce(world_size)]
+    return [GemmAllReduceAdd(residual, *rest) for residual, rest in calls]
+
+
+def gemm_reduce_scatter_add(world_size: int) -> list[Call]:
+    calls = [(torch.randn_like(one.fake()), arguments(one)) for one in gemm_reduce_scatter(world_size)]
+    return [GemmReduceScatterAdd(residual, *rest) for residual, rest in calls]
 
 
 def all_gather_gemm(world_size: int) -> list[Call]:
@@ -110,7 +120,9 @@ CALLS = {
         all_gather_scaled_gemm,
         ffn,
         gemm_all_reduce,
+        gemm_all_reduce_add,
         gemm_reduce_scatter,
+        gemm_reduce_scatter_add,
         scaled_gemm_all_reduce,
         scaled_gemm_reduce_scatter,
     )

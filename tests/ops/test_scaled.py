@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,18 +13,12 @@ from mkcompile.errors import OperatorInputError
 from mkcompile.ops.all_gather_gemm import AllGatherScaledGemm
 from mkcompile.ops.gemm_all_reduce import ScaledGemmAllReduce
 from mkcompile.ops.gemm_reduce_scatter import ScaledGemmReduceScatter
-from tests.captured import fake_group
 
 WORLD_SIZE = 4
 GROUP = "0"
 ROWS, INNER, COLUMNS = 8, 16, 32
 ONE = torch.ones(())
-
-
-@pytest.fixture(autouse=True)
-def group() -> Iterator[None]:
-    with fake_group(WORLD_SIZE):
-        yield
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def small(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from mkcompile.ops.gemm_all_reduce import GemmAllReduce
-from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter
+from mkcompile.errors import OperatorInputError
+from mkcompile.ops.gemm_all_reduce import GemmAllReduce, GemmAllReduceAdd
+from mkcompile.ops.gemm_reduce_scatter import GemmReduceScatter, GemmReduceScatterAdd
+from mkcompile.ops.registry import overload
 from tests.captured import assert_same_values, capture, fake_group
 from tests.lockstep import World, run
 from tests.regions import all_reduce
@@ -56,6 +59,51 @@ def test_scattered_sums_are_rounded_once(world_size: int, dtype: torch.dtype) ->
 
     results = run(World(world_size), reduce, lambda rank: operands(rank, dtype))
     assert torch.equal(torch.cat(results), wanted(world_size, dtype, "sum"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_added_is_the_rounded_sum(world_size: int, dtype: torch.dtype) -> None:
+    start = torch.linspace(-3, 3, 12 * 7).reshape(12, 7).to(dtype)
+    rows = 12 // world_size
+
+    def reduce(x_MK: Tensor, w_KN: Tensor, slice_SN: Tensor) -> tuple[Tensor, Tensor]:
+        whole, part = start.clone(), slice_SN.clone()
+        end = "sum", world_size, GROUP, ""
+        assert overload(GemmAllReduceAdd)(whole, [x_MK], [w_KN], None, *end) is None
+        assert overload(GemmReduceScatterAdd)(part, [x_MK], [w_KN], None, [12, 7], 0, *end) is None
+        return whole, part
+
+    results = run(
+        World(world_size), reduce, lambda rank: (*operands(rank, dtype), start[rank * rows : (rank + 1) * rows])
+    )
+    expected = start + wanted(world_size, dtype, "sum")
+    assert all(torch.equal(whole, expected) for whole, _ in results)
+    assert torch.equal(torch.cat([part for _, part in results]), expected)
+
+
+@pytest.mark.parametrize(
+    ("residual", "told"),
+    [
+        (torch.zeros(12, 8), r"shape \(12, 8\); give the result's, \(12, 7\)"),
+        (torch.zeros(12, 7, dtype=torch.float16), "one dtype, got torch.float16, torch.float32"),
+        (torch.zeros(7, 12).t(), r"strides \(1, 12\); give a contiguous tensor"),
+        (torch.zeros(12, 7, device="meta"), "call it with CPU or CUDA tensors"),
+        (torch.zeros(12, 7, dtype=torch.int32), "give a floating-point tensor"),
+    ],
+)
+def test_a_residual_that_does_not_fit_is_told(world_size: int, residual: Tensor, told: str) -> None:
+    call = GemmAllReduceAdd(residual, [torch.zeros(12, 8)], [torch.zeros(8, 7)], None, "sum", world_size, GROUP, "")
+    with pytest.raises(OperatorInputError, match=told):
+        call.check()
+    replace(call, residual=torch.zeros(12, 7)).check()
+
+
+def test_a_residual_of_a_scattered_sum_is_a_slice(world_size: int) -> None:
+    end = [2, 12, 7], 1, "sum", world_size, GROUP, ""
+    call = GemmReduceScatterAdd(torch.zeros(24, 7), [torch.zeros(24, 8)], [torch.zeros(8, 7)], None, *end)
+    with pytest.raises(OperatorInputError, match=rf"give the result's, \(2, {12 // world_size}, 7\)"):
+        call.check()
+    replace(call, residual=torch.zeros(2, 12 // world_size, 7)).check()
 
 
 def test_a_reduction_in_float32_keeps_its_bits_when_it_is_fused(world_size: int) -> None:

@@ -23,6 +23,8 @@ BIASES = ("none", "addmm", "added_2d", "added_3d", "unsqueezed")
 BETWEEN = ("none", "half", "double_view", "relu", "float", "clone")
 REDUCTIONS = ("all_reduce", "split", "split_with_sizes", "slice", "moved", "flat")
 GATHERS = ("none", "split", "slice", "views", "moved", "unbound", "selected")
+# What the block's result is added to: its operand, what came before it, in either order, a part of it, both times it.
+RESIDUALS = ("none", "operand", "stream", "stream", "reversed", "viewed", "kept")
 # In float32 only: the sums of the others would be rounded.
 NETWORKS = ("none", "relu", "relu2", "gated", "packed")
 
@@ -48,7 +50,7 @@ class Block:
     op: str
     dim: int
     twice: bool
-    residual: bool
+    residual: str
     network: str
 
 
@@ -86,7 +88,7 @@ def blocks() -> st.SearchStrategy[Block]:
         op=st.sampled_from(("sum",) * 5 + ("avg", "avg", "max")),
         dim=st.integers(0, 2),
         twice=_once_in(3),
-        residual=st.booleans(),
+        residual=st.sampled_from(RESIDUALS),
         network=st.sampled_from(("none",) * 2 + NETWORKS),
     )
 
@@ -98,6 +100,32 @@ def programs(max_blocks: int = 3) -> st.SearchStrategy[Program]:
         batch=st.sampled_from((1, 2, 4)),
         dtype=st.sampled_from((torch.float32, torch.float32, torch.bfloat16)),
         blocks=st.lists(blocks(), min_size=1, max_size=max_blocks).map(tuple),
+    )
+
+
+def residual_programs() -> st.SearchStrategy[Program]:
+    """Of products and reductions alone, nearly all of them added to something."""
+    term = st.builds(
+        Term, weight=st.sampled_from(WEIGHTS), bias=st.just("none"), scaled=st.just(False), kept=_once_in(8)
+    )
+    block = st.builds(
+        Block,
+        terms=st.lists(term, min_size=1, max_size=2).map(tuple),
+        gather=st.just("none"),
+        between=st.just("none"),
+        reduction=st.sampled_from(("all_reduce", "all_reduce", "split")),
+        op=st.sampled_from(("sum", "avg")),
+        dim=st.integers(0, 1),
+        twice=_once_in(4),
+        residual=st.sampled_from(RESIDUALS),
+        network=st.just("none"),
+    )
+    return st.builds(
+        Program,
+        world_size=st.sampled_from((2, 4)),
+        batch=st.sampled_from((1, 2)),
+        dtype=st.just(torch.float32),
+        blocks=st.lists(block, min_size=2, max_size=4).map(tuple),
     )
 
 
@@ -129,6 +157,7 @@ def function_of(program: Program) -> Callable[..., list[Tensor]]:
 
 
 def _block(block: Block, world_size: int, x: Tensor, parameters: list[Tensor], kept: list[Tensor]) -> Tensor:
+    stream = x
     x = x.clamp(-1, 1)
     if block.gather != "none":
         x = _gather(block.gather, _own_part(x, world_size), world_size)
@@ -144,9 +173,20 @@ def _block(block: Block, world_size: int, x: Tensor, parameters: list[Tensor], k
         y = y + _reduce(block, world_size, _between(block.between, unreduced()))
     y = y.to(x.dtype)
     if block.reduction != "all_reduce":
+        y = torch.ones(y.shape, dtype=y.dtype) + y if block.residual == "stream" else y
         y = torch.cat(c10d.wait_tensor(c10d.all_gather_into_tensor(y, world_size, GROUP)).chunk(world_size), 0)
         y = y.reshape(x.shape)
-    return y + x if block.residual else y
+    return _added(block.residual, stream, x, y, kept)
+
+
+def _added(residual: str, stream: Tensor, x: Tensor, y: Tensor, kept: list[Tensor]) -> Tensor:
+    if residual == "viewed":
+        return (stream.reshape(-1) + y.reshape(-1)).reshape(y.shape)
+    if residual == "kept":
+        kept.append(stream.relu())
+    if residual == "reversed":
+        return y + stream
+    return {"none": y, "operand": y + x}.get(residual, stream + y)
 
 
 def _sum(block: Block, x: Tensor, own: list[tuple[Tensor, Tensor]], kept: list[Tensor]) -> Tensor:

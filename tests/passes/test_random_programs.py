@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from mkcompile.passes.fuse import fuse
 from tests.captured import Captured, assert_same_values, fake_group
-from tests.passes.programs import Program, function_of, programs, weights_of
+from tests.passes.programs import Program, function_of, programs, residual_programs, weights_of
 
 # Shrinking takes minutes here; the program that fails is printed.
 QUICK = settings(
@@ -43,6 +43,21 @@ def check(program: Program, tracing_mode: str) -> Captured:
 @given(program=programs())
 @settings(QUICK, max_examples=40)
 def test_rewritten_programs_compute_the_same(program: Program) -> None:
+    with fake_group(program.world_size):
+        check(program, "fake")
+
+
+@given(program=residual_programs())
+@settings(QUICK, max_examples=40)
+def test_programs_with_residuals_compute_the_same(program: Program) -> None:
+    with fake_group(program.world_size):
+        check(program, "fake")
+
+
+@pytest.mark.slow
+@given(program=residual_programs())
+@settings(QUICK, max_examples=300)
+def test_many_programs_with_residuals_compute_the_same(program: Program) -> None:
     with fake_group(program.world_size):
         check(program, "fake")
 

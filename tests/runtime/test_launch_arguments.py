@@ -53,6 +53,12 @@ def term(a: tuple[int, int], weight: tuple[int, int]) -> tuple[Matrix, Matrix]:
             {"out": Matrix(4096, 256, 512, 512)},
             "2 results",
         ),
+        (
+            KernelConfig(operator="gemm_all_reduce", broadcast="direct"),
+            {"out": Matrix(4096, 256, 512, 512), "adds": True},
+            "can't add",
+        ),
+        (KernelConfig(operator="gemm_reduce_scatter", streams=True, block_n=64), {"adds": True}, "can't add"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(config: KernelConfig, wrong: dict[str, object], says: str) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -30,9 +28,10 @@ from mkcompile.runtime.side_stream import SideStreams
 from mkcompile.runtime.tensor_map import Matrix
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
+from .. import machine_code
 from ..gpu.broken_kernels import NO_CHUNK_WAIT, without
 from .fakes import FakeStreams
-from .test_kernels_compile import MAX_REGISTERS, sass
+from .test_kernels_compile import instructions
 
 CONFIGS = [
     KernelConfig(operator="all_gather_gemm", network="flat"),
@@ -51,13 +50,10 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
-def test_machine_code(config: KernelConfig, tmp_path: Path) -> None:
+def test_machine_code(config: KernelConfig) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
     cubin = compile_kernel(config).cubin
-    assert cubin.resources.is_clean and cubin.resources.registers <= MAX_REGISTERS, cubin.resources
-    code = sass(cubin.image, tmp_path)
-    assert re.search(rf"HGMMA\.64x{config.group_n}x16\.F32", code) and code.count("USETMAXREG") == 2
-    assert not re.search(r"\b(LDL|STL)\b", code)
+    assert machine_code.faults(config, cubin.resources, instructions(cubin.image)) == []
 
 
 def test_three_blocks_of_a_mover_share_an_sm() -> None:

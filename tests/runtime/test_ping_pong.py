@@ -17,12 +17,16 @@ from tests.runtime.barriers import Barrier, Wait, in_random_order
 
 @dataclass(slots=True)
 class Block:
-    """One block. `stages[i]` is the number of the k-block that stage i holds."""
+    """One block. `stages[i]` is the number of the k-block that stage i holds.
+
+    `shares_ends`: the first and the last tile are shared by a cluster, and have half of the k-blocks.
+    """
 
     num_stages: int
     tiles: int
     k_blocks: int
     takes_turns: bool = True
+    shares_ends: bool = False
     full: list[Barrier] = field(init=False)
     empty: list[Barrier] = field(init=False)
     taken: list[Barrier] = field(init=False)
@@ -34,8 +38,14 @@ class Block:
         self.taken = [Barrier(2) for _ in range(2)]  # two threads stand for the 128 of a group
         self.stages = [-1] * self.num_stages
 
+    def first(self, turn: int) -> int:
+        """The number of a tile's first k-block."""
+        if not self.shares_ends:
+            return turn * self.k_blocks
+        return sum((self.k_blocks + 1) // 2 if at in (0, self.tiles - 1) else self.k_blocks for at in range(turn))
+
     def load(self) -> Iterator[Wait]:
-        for number in range(self.tiles * self.k_blocks):
+        for number in range(self.first(self.tiles)):
             stage, parity = number % self.num_stages, number // self.num_stages % 2
             yield self.empty[stage], parity ^ 1
             self.stages[stage] = number
@@ -46,7 +56,7 @@ class Block:
             if turn > 0 and self.takes_turns:
                 yield self.taken[(turn - 1) % 2], (turn - 1) // 2 % 2
             previous = -1
-            for number in range(turn * self.k_blocks, (turn + 1) * self.k_blocks):
+            for number in range(self.first(turn), self.first(turn + 1)):
                 stage, parity = number % self.num_stages, number // self.num_stages % 2
                 yield self.full[stage], parity
                 assert self.stages[stage] == number, f"k-block {self.stages[stage]} instead of {number}"
@@ -74,7 +84,9 @@ SIZES = [(stages, tiles, k) for stages in (2, 4, 7) for tiles in (1, 2, 3, 6) fo
 def test_every_group_finds_its_own_k_blocks() -> None:
     for stages, tiles, k_blocks in SIZES:
         for seed in range(8):
-            Block(num_stages=stages, tiles=tiles, k_blocks=k_blocks).run(random.Random(seed))
+            for shares_ends in (False, True):
+                block = Block(num_stages=stages, tiles=tiles, k_blocks=k_blocks, shares_ends=shares_ends)
+                block.run(random.Random(seed))
 
 
 def test_without_turns_a_group_takes_what_is_not_there_yet() -> None:

@@ -95,7 +95,9 @@ def test_groups_hand_partials_over_or_take_turns_where_blocks_have_several_tiles
     assert form(REDUCE, 512, 3584, StreamForm((128, 128), 1, "handed")) == (True, False)
 
 
-@pytest.mark.parametrize(("m", "k", "way"), [(512, 3584, "turns"), (512, 1024, "handed"), (8, 1024, "store")])
+@pytest.mark.parametrize(
+    ("m", "k", "way"), [(256, 3584, "turns"), (512, 3584, "ends"), (512, 1024, "handed"), (8, 1024, "store")]
+)
 def test_a_plan_says_what_groups_do(m: int, k: int, way: str) -> None:
     one = problem("gemm_all_reduce", m, 8192, k)
     available = frozenset({"gemm_all_reduce/stream"})
@@ -105,6 +107,8 @@ def test_a_plan_says_what_groups_do(m: int, k: int, way: str) -> None:
     for transport, expected in (("turns", (True, False)), ("handed", (False, True))):
         tactic = from_plan(form, replace(plan, transport=transport, tile=Tile(rows=128, columns=128), split=1), 128)
         assert tactic is not None and (tactic[0].ping_pong, tactic[0].hands_over) == expected
+    tactic = from_plan(form, replace(plan, transport="ends", tile=Tile(rows=128, columns=128), split=2), 128)
+    assert tactic is not None and tactic[0].shares_ends and tactic[0].ping_pong and tactic[1].grid % 2 == 0
 
 
 def test_partials_are_sent_over_the_next_tile_but_no_faster_than_the_link() -> None:

@@ -26,6 +26,16 @@ extern "C" void walk(int scatters, unsigned world, unsigned rank, unsigned segme
     out[at * 3] = tile, out[at * 3 + 1] = order.row_tile(tile), out[at * 3 + 2] = order.column_tile(tile);
   }
 }
+extern "C" unsigned ends(unsigned tiles, unsigned clusters, unsigned cluster, unsigned part, unsigned* out) {
+  mk::LaunchArguments args{};
+  args.world = 2, args.segments = 1, args.m = 128, args.n = tiles * 64;
+  const auto order = mk::StreamOrder::make(args, 128, 64, false, cluster, clusters);
+  const auto turns = mk::EndTurns::make(order, part);
+  for (unsigned turn = 0; turn < turns.count; ++turn) {
+    out[turn * 2] = turns.position(order, turn), out[turn * 2 + 1] = turns.is_shared(turn);
+  }
+  return turns.count;
+}
 """
 
 
@@ -87,3 +97,30 @@ def test_peers_rows_come_first_where_they_fill_whole_waves(library: ctypes.CDLL)
 def test_rows_that_have_no_owner_are_walked_column_by_column(library: ctypes.CDLL) -> None:
     order = orders(library, 2, 2, 3, 4, scatters=False)[1]
     assert [(row, column) for _, row, column in order[:5]] == [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1)]
+
+
+def turns_of(library: ctypes.CDLL, tiles: int, clusters: int, cluster: int, part: int) -> list[tuple[int, bool]]:
+    """Position and whether the tile is shared, turn by turn."""
+    words = (ctypes.c_uint32 * (2 * tiles + 2))()
+    count = library.ends(tiles, clusters, cluster, part, words)
+    return [(words[2 * turn], bool(words[2 * turn + 1])) for turn in range(count)]
+
+
+def test_a_cluster_that_shares_its_ends_has_the_last_tile_together_and_every_other_one_once(
+    library: ctypes.CDLL,
+) -> None:
+    for tiles, clusters in product((1, 2, 3, 4, 5, 8, 9, 16, 31), (1, 2, 3, 8)):
+        taken: list[int] = []
+        for cluster in range(clusters):
+            first, second = (turns_of(library, tiles, clusters, cluster, part) for part in range(2))
+            mine = list(range(cluster, tiles, clusters))
+            shared = [one for one in first if one[1]]
+            assert shared == [one for one in second if one[1]], "the same tiles, in the same turns"
+            assert [turn for turn, one in enumerate(first) if one[1]] == [
+                turn for turn, one in enumerate(second) if one[1]
+            ]
+            assert len(first) == len(second) and len(shared) == (0 if not mine else 2 - len(mine) % 2)
+            assert not mine or first[-1] == (mine[-1], True)
+            assert all([at for at, _ in turns] == sorted(at for at, _ in turns) for turns in (first, second))
+            taken += [at for at, _ in shared] + [at for at, is_shared in (*first, *second) if not is_shared]
+        assert sorted(taken) == list(range(tiles))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,11 +93,15 @@ def test_no_process_is_started_for_kernels_that_are_there(monkeypatch: pytest.Mo
         def __exit__(self, *_: object) -> None:
             pass
 
-        def map(self, function: object, configs: list[KernelConfig], chunksize: int) -> list[KernelConfig]:
-            return configs
+        def map(self, function: object, configs: list[KernelConfig], chunksize: int) -> list[CompiledKernel]:
+            return [CompiledKernel(config=one, cubin=Cubin(image=one.name.encode(), log="")) for one in configs]
 
     monkeypatch.setattr(warmup, "ProcessPoolExecutor", Pool)
     (found,) = warmup.warm_up([there], 8)
     assert (found.config, found.cubin.image, asked) == (there, b"code", [])
-    made: list[object] = list(warmup.warm_up([missing, there], 8))
-    assert made[1] == missing and asked == [1]
+    made = list(warmup.warm_up([missing, there], 8))
+    assert made[1].config == missing and asked == [1]
+    flat = KernelConfig(operator="all_gather_gemm", network="flat")
+    both = [flat, replace(flat, network="hierarchical")]
+    made = list(warmup.warm_up(both, 8))
+    assert [one.config for one in made] == both and made[0].cubin == made[1].cubin and asked == [1, 1]

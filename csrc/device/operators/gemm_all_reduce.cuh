@@ -14,6 +14,9 @@
 //                                           free, final_ready
 // copy     final_ready of every owner       final_free                staged only: finished tiles to out
 //
+// Where the launch `adds` (staged only), finished tiles are added to what lies in out: each element once, so that its
+// bits do not depend on the order.
+//
 // A direct store into a peer's result needs no entry barrier: a tile is finished only after that peer's partial of this
 // launch has come, so its stream is inside this launch and earlier readers of the result are done.
 #include "device/block.cuh"

@@ -10,6 +10,8 @@
 //          entered, partial_free
 // signal   sent counts                      partial_ready at owners,  flags
 //                                           partial_free at peers
+//
+// Where the launch `adds`, own tiles are added to what lies in out; each element once.
 #include "device/block.cuh"
 #include "device/stream.cuh"
 

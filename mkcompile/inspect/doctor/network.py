@@ -1,4 +1,4 @@
-"""NICs that speak verbs, and the transports that they allow."""
+"""NICs that speak verbs, and which of them each GPU takes; which transports work is for the proxy to try."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def section(root: Path = SYS) -> Section:
             _devices(nics),
             ports.check(),
             _library(),
-            _transports(nics),
             _chosen(root, nics),
             proxy.check(),
             _memory(root, nics),
@@ -60,20 +59,6 @@ def _library() -> Check:
         found=library or "not found",
         cost="the host proxy can't open a NIC",
         remedy="apt-get install libibverbs1 ibverbs-providers",
-    )
-
-
-def _transports(nics: list[Nic]) -> Check:
-    active = [one for one in nics if one.is_usable]
-    names = ["srd"] if any(one.driver == "efa" for one in active) else []
-    names += ["rc"] if any(one.driver != "efa" for one in active) else []
-    names += ["tcp", "emulated"]
-    return Check(
-        name="transports",
-        status="ok" if len(names) > 2 else "off",
-        found=", ".join(names),
-        cost="across nodes, tcp goes through host memory: right, and slow",
-        remedy="see verbs devices",
     )
 
 
