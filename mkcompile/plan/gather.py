@@ -49,7 +49,7 @@ _RETURNED, _SEVERAL_WEIGHTS, _ONE_IMAGE = 1.2, 1.2, 1.08
 _WIDE_COLUMNS = (192, 256)
 # Images that have a time each, of NVLink; from the start to the peers' first products, from the last image to the last
 # product; what products lose meanwhile, and to the exchange of two blocks' sums. Source: the same, gather_paces.jsonl.
-_PACED_FRACTION, _PACED_FIRST_US, _PACED_ARRIVAL_US, _BESIDE_PACED, _SHARED_US = 0.607, 8.0, 11.0, 0.15, 2.5
+_PACED_FRACTION, _PACED_FIRST_US, _PACED_ARRIVAL_US, _BESIDE_PACED, _SHARED_US = 0.607, 7.0, 11.0, 0.15, 2.5
 SHARED_TILES = (Tile(rows=128, columns=128), Tile(rows=128, columns=160))
 _PAIRED_BLOCKS, _GPCS = 128, 8
 
