@@ -16,6 +16,8 @@ from mkcompile.runtime.stream_schedule import stream_config
 from mkcompile.runtime.warmup import warm_up
 
 _LAYOUTS = ("nk", "kn")
+#: Of gathers whose rows are a result, too, in float16.
+_RETURNED = ((64, 64), (128, 192))
 _GATHER = KernelConfig(operator="all_gather_gemm")
 _SCATTER, _REDUCE = (
     KernelConfig(operator="gemm_reduce_scatter"), KernelConfig(operator="gemm_all_reduce", broadcast="staged")
@@ -32,6 +34,8 @@ def gathers() -> list[KernelConfig]:
         base = replace(_GATHER, weight_layout=layout).with_tile(*tile)  # type: ignore[arg-type]
         half = replace(base, dtype="float16")
         found += [replace(base, pulls=True), replace(half, pulls=True), half, replace(half, has_bias=True)]
+        if tile in _RETURNED:
+            found.append(replace(half, has_bias=True, returns=True))
     return found
 
 
