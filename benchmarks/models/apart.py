@@ -33,7 +33,6 @@ def _measure(run: CellRun) -> None:
             run.compile(name, "cold", passes)
         run.turn.stop_compiling()
         for which in passes if not run.plan.compiles_only else ():
-            run.find_truth(which)
             check_and_race(run, which)
             run.truths.clear()
             if run.plan.looks_at(run.cell) or which != run.passes[-1]:
@@ -49,7 +48,10 @@ def _measure(run: CellRun) -> None:
 
 def check_and_race(run: CellRun, which: str) -> None:
     """Judge a pass, in one turn with the 20 steps of training, and time it; or do what the plan leaves of it."""
+    exact = None if which in run.truths else run.in_fp32()
     with run.turn.kept():
+        if which not in run.truths:
+            run.find_truth(which, exact)
         run.check(which)
         if which == "fwdbwd":
             run.losses()

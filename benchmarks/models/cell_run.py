@@ -76,7 +76,7 @@ class CellRun:
     def compile(self, name: str, kind: str, passes: tuple[str, ...]) -> None:
         """Each pass at its first call. Seconds leave out the wait for other pairs' turns."""
         entry = self.entries[name]
-        if not entry.works:
+        if name == "eager" or not entry.works:
             return
         skipped = counters["inductor"]["cudagraph_skips"]
         with entry.contender.compiling():
@@ -86,11 +86,9 @@ class CellRun:
                 fused, left = entry.contender.counter.sums()
                 with self.step(name, f"compiling {which} of", "error" if kind == "cold" else "compile_error"):
                     started, waited = time.perf_counter(), self.turn.waited_s
-                    if name == "eager":
-                        self.turn.enter()
                     correct.values_of(self.load, entry.call, train=which == "fwdbwd")
                     seconds = time.perf_counter() - started - (self.turn.waited_s - waited)
-                    if self.plan.times_compiling(self.cell) and name != "eager":
+                    if self.plan.times_compiling(self.cell):
                         entry.row[f"compile_{kind}_{which}_s"] = round(seconds, 2)
                 if kind == "cold":  # a warm one may come whole from a cache, and is not counted
                     now_fused, now_left = entry.contender.counter.sums()
@@ -110,7 +108,7 @@ class CellRun:
         self.publish(self.rows())
         forget_compiled()
         for name in order:
-            if name in self.working and name != "eager":
+            if name in self.working:
                 self.compile(name, "warm", self.passes)
 
     def adopt(self, name: str, which: str, compiled: Entry) -> None:
@@ -144,9 +142,11 @@ class CellRun:
         """One pass against eager, and against the truth in fp32 where that is small enough."""
         train, truth = which == "fwdbwd", self.truths[which]
         for name, entry in self.working.items():
+            ratios = truth.of_eager or dict.fromkeys(truth.values, 0.0)
             with self.step(name, f"checking {which} of"):
-                self.turn.enter()
-                ratios = correct.ratios(correct.values_of(self.load, entry.call, train), truth.values)
+                if name != "eager":
+                    self.turn.enter()
+                    ratios = correct.ratios(correct.values_of(self.load, entry.call, train), truth.values)
             if not entry.works:
                 continue
             errors = correct.of_worst_rank(ratios, self.turn.host_group)
@@ -159,10 +159,16 @@ class CellRun:
             entry.row |= {"checked": entry.works, "judged_by": "eager" if truth.of_eager is None else "fp32"}
             entry.row |= {"worst_error": errors[worst], "worst_tensor": worst}
 
-    def find_truth(self, which: str) -> None:
-        """What a pass should give: kept for the checks of one pass, since it is as large as all gradients."""
+    def in_fp32(self) -> Workload | None:
+        """What the truth is computed with; None where there is none. A few kernels only: not worth a turn."""
+        return correct.in_fp32(self.load) if self.cell.tokens <= TRUTH_TOKENS else None
+
+    def find_truth(self, which: str, exact: Workload | None) -> None:
+        """What a pass should give: kept for the checks of one pass, since it is as large as all gradients.
+
+        Eager runs for the first time here, behind what the others' compilations have found out of sharded tensors.
+        """
         train, of_eager = which == "fwdbwd", None
-        exact = correct.in_fp32(self.load) if self.cell.tokens <= TRUTH_TOKENS else None
         self.turn.enter()
         wanted = truth = correct.values_of(self.load, self.load.module, train)
         if exact is not None:

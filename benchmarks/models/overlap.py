@@ -166,25 +166,24 @@ def least_exposed(events: Iterable[Event]) -> Overlap:
     return min(map(overlap_of, steps), key=lambda seen: seen.exposed_us + seen.fused_us)
 
 
-def record(step: Callable[[], object], start: Callable[[], None]) -> torch.profiler.profile:
-    """Calls of a step that has run before. Collective."""
+def record(step: Callable[[], object], start: Callable[[], None]) -> str:
+    """What the profiler says of calls of a step that has run before: the next profiler forgets it. Collective."""
     kind = torch.profiler.ProfilerActivity.CUDA if torch.cuda.is_available() else torch.profiler.ProfilerActivity.CPU
-    profile: torch.profiler.profile = torch.profiler.profile(activities=[kind])
+    profile = torch.profiler.profile(activities=[kind])
     with profile:
         for _ in range(STEPS):
             start()
             step()
         synchronize()
-    return profile
-
-
-def overlap_in(profile: torch.profiler.profile) -> Overlap:
-    """Of the call that exposes least; takes the host some tenths of a second, the device nothing."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
+        return path.read_text()
+
+
+def overlap_in(profile: str) -> Overlap:
+    """Of the call that exposes least."""
     if not torch.cuda.is_available():
         return overlap_of([])
-    seen = [e for e in events if e.get("cat") in _ON_DEVICE and "dur" in e]
+    seen = [e for e in json.loads(profile)["traceEvents"] if e.get("cat") in _ON_DEVICE and "dur" in e]
     return least_exposed((e["cat"], e["name"], float(e["ts"]), float(e["dur"])) for e in seen)

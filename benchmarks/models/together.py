@@ -80,7 +80,6 @@ def _compile(plain: CellRun, captured: CellRun, which: str, own: list[str]) -> N
 
 def _measure(plain: CellRun, captured: CellRun, last: CellRun, which: str, own: list[str]) -> None:
     """One pass in both modes; the second is judged by what the first found to be right."""
-    plain.find_truth(which)
     check_and_race(plain, which)
     _look(plain, which)
     captured.curve = last.curve = plain.curve
@@ -103,7 +102,6 @@ def _end(plain: CellRun, captured: CellRun, last: CellRun) -> None:
     """What may fail, and take the others' graphs with it: the rows that there are have been written."""
     if last.entries:
         for which in plain.passes:
-            last.find_truth(which)
             _capture(last, plain, which, [])
             last.truths.clear()
     if captured.plan.looks_at(captured.cell):
