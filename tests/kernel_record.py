@@ -61,9 +61,10 @@ def _forms() -> Iterator[dict[str, Any]]:
     activations, broadcasts, networks = (get_args(one) for one in (known.Activation, known.Broadcast, known.Network))
     for operator, activation in product(get_args(known.OperatorName), activations):
         base = {"operator": operator, "activation": activation}
-        for (rows, columns), broadcast, network, pulls in product(known.TILES, broadcasts, networks, (False, True)):
+        gathers: tuple[dict[str, Any], ...] = ({}, {"pulls": True}, {"returns": True}, {"split": 2})
+        for (rows, columns), broadcast, network, way in product(known.TILES, broadcasts, networks, gathers):
             tile = {"block_m": rows, "block_n": columns}
-            yield {**base, **tile, "broadcast": broadcast, "network": network, "pulls": pulls}
+            yield {**base, **tile, "broadcast": broadcast, "network": network, **way}
         ways: tuple[dict[str, bool], ...] = (
             {}, {"ping_pong": True}, {"hands_over": True}, {"ping_pong": True, "shares_ends": True},
         )  # fmt: skip
