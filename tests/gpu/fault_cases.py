@@ -207,8 +207,8 @@ def replay_beside_eager(pair: Pair) -> dict[str, Any]:
 
 
 def gather_beside_eager(pair: Pair) -> dict[str, Any]:
-    """The same of gathers."""
-    with only(pair, "push"):
+    """The same of gathers, whose rows are fetched: pushes of so many rows take all SMs."""
+    with only(pair, "pull"):
         return _beside_eager(pair, Gather(shape=(640, 64), n=(64,), integers=True, seed=1))
 
 

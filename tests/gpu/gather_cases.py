@@ -363,6 +363,7 @@ def back_to_back(pair: Pair) -> dict[str, Any]:
         wrong += (run_again()[0] != expected).sum()
     torch.cuda.synchronize()
     seconds = time.monotonic() - started
+    pair.launcher.check()
     pair.meet()
     assert int(wrong) == 0, f"{int(wrong)} elements differ"
     return {"launches": launches, "seconds": round(seconds, 2)}

@@ -49,6 +49,7 @@ def _beside_nccl(pair: Pair, ready: Sequence[Ready], first: int, num_elements: i
         assert work is not None
         work.wait()
     torch.cuda.synchronize()
+    pair.launcher.check()
     assert all(bool((payload == 2).all()) for payload in payloads)
     return {"launches": check_all(outs)}
 

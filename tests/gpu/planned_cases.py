@@ -37,7 +37,9 @@ def backend_with(results: ResultPolicy, deterministic: bool) -> Backend:
     """The backend of kernels; what it is told and whether Inductor may choose by time."""
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Callable[..., Any]:
-        fusion = FusionPass(Options(results=results), kernels_only, facts="kernels only")
+        # where bits are compared: what is added to a residual in place is rounded before Inductor's norm reads it
+        options = Options(results=results, residuals="apart" if deterministic else "in_place")
+        fusion = FusionPass(options, kernels_only, facts="kernels only")
         patches = with_pass({"deterministic": deterministic}, fusion)
         compiled: Callable[..., Any] = compile_fx(gm, inputs, config_patches=patches)  # type: ignore[assignment]
         return compiled

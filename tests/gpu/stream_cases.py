@@ -31,6 +31,7 @@ def _on_streams(pair: Pair, ready: Sequence[Ready]) -> dict[str, Any]:
         with torch.cuda.stream(streams[(i * 7 + i // 5) % 3]):
             outs.append((one, one.run()))
     torch.cuda.synchronize()
+    pair.launcher.check()
     return {"launches": check_all(outs)}
 
 
@@ -59,6 +60,7 @@ def two_groups(pair: Pair) -> dict[str, Any]:
         with torch.cuda.stream(streams[which]):
             outs.append((one, one.run()))
     torch.cuda.synchronize()
+    pair.launcher.check()
     assert pair.launcher.workspace(names[0], pair.device) is not pair.launcher.workspace(names[1], pair.device)
     return {"launches": check_all(outs)}
 

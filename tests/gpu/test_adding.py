@@ -226,8 +226,11 @@ def test_sums_are_rounded_to_nearest_and_small_ones_kept() -> None:
         starts = torch.tensor([1.0, 1 + ulp, tiny, -tiny, -1 - ulp, 0.0], device="cuda:0").to(kind)
         matrix = starts.repeat(128 * 256 // 6 + 1)[: 128 * 256].view(128, 256).contiguous()
         residuals = [matrix, matrix.clone()]
-        group.run(group.prepare(config, [given, nothing], out))
-        group.run(group.prepare(config, [given, nothing], residuals, adds=True))
+        stores = group.prepare(config, [given, nothing], out)
+        adds = group.prepare(config, [given, nothing], residuals, adds=True)
+        group.synchronize()
+        group.run(stores)
+        group.run(adds)
         group.synchronize()
         group.check()
         before = starts.repeat(128 * 256 // 6 + 1)[: 128 * 256].view(128, 256)

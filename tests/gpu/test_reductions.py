@@ -195,8 +195,11 @@ def test_average(operator: str, broadcast: str) -> None:
     group, config = group_of((0, 0)), config_of(operator, broadcast)
     inputs = [random_input(rank, 0, 512, 520, 264, config) for rank in range(2)]
     outs = nan_outputs(group, 256 if operator == "gemm_reduce_scatter" else 512, 520, config)
-    group.run(group.prepare(config, inputs, outs, scale=0.5))
+    launches = group.prepare(config, inputs, outs, scale=0.5)
     group.synchronize()
+    group.run(launches)
+    group.synchronize()
+    group.check()
     truth, baseline = summed(inputs, config, "cuda:0")
     for rank, out in enumerate(outs):
         assert_close(out, *(expected_of(config, rank, 2, x / 2) for x in (truth, baseline)))
