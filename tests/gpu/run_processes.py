@@ -63,7 +63,7 @@ RESERVE_16 = {"MKCOMPILE_TIMEOUT_S": "8", "MKCOMPILE_SM_RESERVE": "16"}
 RESERVE_32 = {"MKCOMPILE_TIMEOUT_S": "8", "MKCOMPILE_SM_RESERVE": "32"}
 NODES = {"MKCOMPILE_NODE": "node{rank}", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 NCCL = "tests.gpu.nccl_cases"
-LARGE = ("large_first_on_rank_0", "large_first_on_rank_1")
+LARGE = ("large_first_on_rank_0", "large_first_on_rank_1", "gathers_first_on_rank_0", "gathers_first_on_rank_1")
 #: Captures without warm-up come first, before other families have loaded kernels.
 FAMILIES: dict[str, Family] = {
     "graphs": Family(

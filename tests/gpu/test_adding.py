@@ -172,6 +172,7 @@ def test_two_ranks_may_differ(operator: str, broadcast: str) -> None:
     residual = Residual.random((rows, 520), config, 0, 7, True)
     stores = group.prepare(config, inputs, outs)
     adds = group.prepare(config, inputs, [residual.matrix, outs[1]], adds=True)
+    group.synchronize()
     group.run([adds[0], stores[1]])
     group.synchronize()
     group.check()
