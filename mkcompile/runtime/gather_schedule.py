@@ -134,14 +134,17 @@ def _paced_choice(config: KernelConfig, size: GatherSize, max_grid: int) -> Gath
         grid=resident_grid(config, max_grid), order=COLUMNS if size.columns else APART, image_rows=config.block_m,
         pace_ns=_PACE_NS * config.block_m // 128,
     )  # fmt: skip
-    moving_us = schedule.images(size) * (size.world - 1) * schedule.pace_ns / 1e3
+    images = schedule.images(size) * (size.world - 1)
+    moving_us = images * schedule.pace_ns / 1e3
     at_once = schedule.grid // config.split
     waves = ceil(schedule.positions(config, size) / at_once)
     tile_us = _tile_us(config, size) / config.split + (_SHARED_US if config.split > 1 else 0.0)
     busy_us = waves * tile_us + (_PACED_FIRST_US if waves == 1 else 0.0)
     busy_us += _BESIDE_PACED * min(busy_us, moving_us)
     us = max(busy_us, moving_us + _PACED_ARRIVAL_US + _ARRIVAL_TILES * tile_us)
-    schedule = replace(schedule, band=_band(config, size, at_once))
+    # As many blocks as even waves need, or as there are images to send: others have nothing to do.
+    needed = max(ceil(schedule.positions(config, size) / waves), ceil(images / config.split))
+    schedule = replace(schedule, band=_band(config, size, at_once), grid=min(needed, at_once) * config.split)
     if config.split > 1 and waves > 1:
         schedule = replace(schedule, pace_ns=_SHARED_PACE_NS, fenced=_SHARED_FENCED)
     return GatherChoice(variant="push", config=config, schedule=schedule, us=us)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mkcompile.plan.arrivals import EngineWork
 from mkcompile.runtime.gather_abi import ENGINE_COPIES
 from mkcompile.runtime.gather_engine import EnginePlaces, transfers
 from mkcompile.runtime.gather_launch import GatherSchedule, GatherSize
+from mkcompile.runtime.gather_schedule import push_choice, shared_choice
+from mkcompile.runtime.kernel_config import KernelConfig
 from mkcompile.runtime.workspace_layout import WorkspaceLayout
 
 
@@ -57,3 +61,14 @@ def test_slices_are_taken_where_they_end_sooner_and_no_more_than_there_are_piece
     assert work().best(4)[1:] == (2, 2)
     assert work().best(1)[1:] == (1, 1)
     assert work(sent_us=10.0).best(4)[1:] == (1, 1)
+
+
+def test_a_paced_push_takes_no_more_blocks_than_have_tiles_or_images() -> None:
+    config = KernelConfig(operator="all_gather_gemm", block_m=64, block_n=64)
+    small = GatherSize(segment_rows=640, k=64, n=(64,), world=2)
+    large = replace(small, segment_rows=1024, k=8192)
+    assert push_choice(config, small, 116, returned=False).schedule.grid == 20
+    assert push_choice(config, large, 116, returned=False).schedule.grid == 116  # 32 tiles, 2048 images
+    shared = KernelConfig(operator="all_gather_gemm", block_n=160)
+    assert shared_choice(shared, replace(large, n=(1280,)), 128).schedule.grid == 128
+    assert shared_choice(shared, replace(large, n=(1280,)), 116).schedule.grid == 108  # 54 pairs of SMs are sure
