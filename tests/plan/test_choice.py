@@ -27,7 +27,10 @@ FEW_ROWS = 1024
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "2xh200"
 SWEEP = RESULTS / "sweep.jsonl"
 #: All kernels of 1 to 1024 rows, those for many rows too, at what planners of other days took.
-FEW_RUNS = ("small.jsonl", "small_chosen.jsonl", "small_chosen_87a4b34.jsonl", "small_ends.jsonl", *FILES)
+FEW_RUNS = (
+    "small.jsonl", "small_chosen.jsonl", "small_chosen_87a4b34.jsonl", "small_chosen_c978b4e.jsonl", "small_ends.jsonl",
+    *FILES,
+)  # fmt: skip
 KERNELS = {"gemm_reduce_scatter": "push", "gemm_all_reduce": "staged"}
 
 
