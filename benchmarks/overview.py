@@ -20,13 +20,13 @@ from .report import Key, geometric_mean, read
 
 Rows = dict[str, dict[str, float]]
 
-#: Long operators in shuffled rounds.
-NEWEST = "ops_87a4b34.jsonl"
+#: Long operators, each contender at its own heat: reductions, and gathers.
+NEWEST, GATHERS = "ops_bc9d8a3.jsonl", "ops_c978b4e.jsonl"
 #: The operator, its file, and which of our lines stands for it: the output that every caller can have.
 PANELS = (
     ("gemm_reduce_scatter", NEWEST, "mkcompile"),
     ("gemm_all_reduce", NEWEST, "mkcompile_staged"),
-    ("all_gather_gemm", NEWEST, "mkcompile"),
+    ("all_gather_gemm", GATHERS, "mkcompile"),
 )
 ONE_SHAPE: Key = ("sustained", "gemm_all_reduce", 8192, 8192, 3584)
 _CLIP = 3.0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .overview import NEWEST, Rows, best_other_ms, ours_ms
+from .overview import GATHERS, NEWEST, Rows, best_other_ms, ours_ms
 from .report import Key, geometric_mean, read
 
 ROOT = Path(__file__).parents[1]
@@ -34,20 +34,20 @@ LINES = (
         title="the same, output in symmetric memory", file=f"2xh200/{NEWEST}", op="gemm_all_reduce",
         ours="mkcompile_direct",
     ),
-    Line(title="all-gather + GEMM", file=f"2xh200/{NEWEST}", op="all_gather_gemm"),
+    Line(title="all-gather + GEMM", file=f"2xh200/{GATHERS}", op="all_gather_gemm"),
     Line(
-        title="few rows: GEMM + reduce-scatter", file="2xh200/small_chosen.jsonl", op="gemm_reduce_scatter",
+        title="few rows: GEMM + reduce-scatter", file="2xh200/small_chosen_c978b4e.jsonl", op="gemm_reduce_scatter",
         regime="graph", ceiling="floor_ms",
     ),
     Line(
-        title="few rows: GEMM + all-reduce", file="2xh200/small_chosen_87a4b34.jsonl", op="gemm_all_reduce",
+        title="few rows: GEMM + all-reduce", file="2xh200/small_chosen_c978b4e.jsonl", op="gemm_all_reduce",
         regime="graph", ceiling="floor_ms",
     ),
     Line(
-        title="few rows: all-gather + GEMM", file="2xh200/gather_small_87a4b34.jsonl", op="all_gather_gemm",
+        title="few rows: all-gather + GEMM", file="2xh200/gather_small_c978b4e.jsonl", op="all_gather_gemm",
         regime="graph", ceiling="floor_ms",
     ),
-    Line(title="GEMM alone, sustained", file=f"2xh200/{NEWEST}", op="gemm"),
+    Line(title="GEMM alone, sustained", file="2xh200/ops_87a4b34.jsonl", op="gemm"),
     Line(title="GEMM alone, in bursts", file="1xh200/ops.jsonl", op="gemm", regime="burst"),
 )  # fmt: skip
 
