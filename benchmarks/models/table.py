@@ -26,7 +26,8 @@ _NAMES = {"eager": "eager", "inductor": "Inductor", "async_tp": "async TP", OURS
 _EXPOSED = (
     "Exposed: of one step of rank 0, which both GPUs begin at once with all launches queued, forward and forward with "
     "backward; where it is missing, why is said under what failed. Rows up to 87a4b34: of a step as it came, with what "
-    "a late host cost, and without launches whose timelines were overwritten. Compiling: both modes have one compilation."
+    "a late host cost, and without launches whose timelines were overwritten. Compiling: both modes have one "
+    "compilation."
 )
 #: What counts as level. Source: the project's bar for rows where nothing can be fused.
 LEVEL = 0.01
