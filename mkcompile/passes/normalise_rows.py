@@ -9,6 +9,7 @@ from torch import fx
 
 from mkcompile.passes.graph import CAST, aten, is_call, only_user, prims, shape_of, value
 from mkcompile.passes.normalise_gemms import add_node
+from mkcompile.passes.sizes import same_size
 
 _HALVES = (torch.bfloat16, torch.float16)
 # In the meta of products that are sums again, unless an operator takes them.
@@ -61,7 +62,9 @@ def _operands(total: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     if x is None or w is None or value(x).dtype != value(w).dtype or len(shape_of(w)) != 2:
         return None
     rows, *inner = shape_of(x)
-    return (x, w) if isinstance(rows, int) and rows == 1 and len(inner) == 1 else None
+    is_row = isinstance(rows, int) and rows == 1 and len(inner) == 1
+    # One of the two may have been broadcast along k.
+    return (x, w) if is_row and same_size(inner[0], shape_of(w)[0]) else None
 
 
 def _cast_before(node: Any, dim: int) -> fx.Node | None:

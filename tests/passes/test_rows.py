@@ -64,7 +64,11 @@ def not_rounded(x: Tensor, w: Tensor) -> Tensor:
     return funcol.all_reduce(product(x.reshape(1, -1), w.t()), "sum", "0")
 
 
-@pytest.mark.parametrize("function", [more_rows, of_a_row_in_float32, not_rounded])
+def of_a_number(x: Tensor, w: Tensor) -> Tensor:
+    return funcol.all_reduce(product(x[0, :, :1], w.t()).to(x.dtype), "sum", "0")
+
+
+@pytest.mark.parametrize("function", [more_rows, of_a_row_in_float32, not_rounded, of_a_number])
 def test_other_sums_of_products_stay(function: object) -> None:
     graph: Captured
     (graph,) = capture(function, *inputs())  # type: ignore[arg-type]
