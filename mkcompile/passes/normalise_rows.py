@@ -72,7 +72,8 @@ def _cast_before(node: Any, dim: int) -> fx.Node | None:
     if not is_call(node, (aten.unsqueeze.default,)) or node.args[1] != dim or not is_call(node.args[0], CAST):
         return None
     source: fx.Node = node.args[0].args[0]
-    return source if value(source).dtype in _HALVES else None
+    is_widened = value(node).dtype == torch.float32 and value(source).dtype in _HALVES
+    return source if is_widened else None
 
 
 def _erase_unused(graph: fx.Graph, node: fx.Node) -> None:

@@ -68,7 +68,12 @@ def of_a_number(x: Tensor, w: Tensor) -> Tensor:
     return funcol.all_reduce(product(x[0, :, :1], w.t()).to(x.dtype), "sum", "0")
 
 
-@pytest.mark.parametrize("function", [more_rows, of_a_row_in_float32, not_rounded, of_a_number])
+def rounded_before(x: Tensor, w: Tensor) -> Tensor:
+    row = x.reshape(1, -1).to(torch.float16)
+    return funcol.all_reduce((row.unsqueeze(2) * w.t().float().unsqueeze(0)).sum(dim=1).to(x.dtype), "sum", "0")
+
+
+@pytest.mark.parametrize("function", [more_rows, of_a_row_in_float32, not_rounded, of_a_number, rounded_before])
 def test_other_sums_of_products_stay(function: object) -> None:
     graph: Captured
     (graph,) = capture(function, *inputs())  # type: ignore[arg-type]
