@@ -248,8 +248,11 @@ def short_deadline() -> Iterator[None]:
 
 
 def flap_case(rank: int, world_size: int, where: Where) -> dict[str, Any]:
-    """The link goes down in the midst of steps, and comes again: one error on each rank, then the unfused path."""
-    from mkcompile.errors import PeerLostError
+    """The link goes down in the midst of steps, and comes again: one error on each rank, then the unfused path.
+
+    A rank may wait for one of its own node, which has not noticed yet, until its own deadline.
+    """
+    from mkcompile.errors import PeerLostError, PeerTimeoutError
     from mkcompile.runtime.network_reference import NetworkReference
 
     join(rank, where)
@@ -267,7 +270,7 @@ def flap_case(rank: int, world_size: int, where: Where) -> dict[str, Any]:
         try:
             while True:
                 gradients_of(call, model, x)
-        except PeerLostError as caught:
+        except (PeerLostError, PeerTimeoutError) as caught:
             error = type(caught).__name__
         took_s = time.monotonic() - started
         if rank == 0:

@@ -92,8 +92,9 @@ def test_uneven_nodes_are_left_to_the_reference(outcomes: Outcomes) -> None:
 def test_a_link_that_goes_down_is_a_lost_peer_and_the_unfused_path_goes_on(outcomes: Outcomes, why_not: str) -> None:
     if why_not:
         pytest.skip(f"no network namespaces here: {why_not}")
-    for seen in outcomes.values("flap"):
-        assert seen["error"] == "PeerLostError"
+    everyone = outcomes.values("flap")
+    assert "PeerLostError" in {seen["error"] for seen in everyone} <= {"PeerLostError", "PeerTimeoutError"}
+    for seen in everyone:
         assert seen["took_s"] < 3 * LIMIT_S
         assert seen["equal"] and all(seen["equal"]) and seen["obstacle"]
 
